@@ -194,7 +194,7 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, ...]:
     mean_step = step + row.decoding * stop / row.output_tokens
     waits = prompts.waits(step, mean_step, row.decoding, others * rate, lag)
     # The measured rate may be above the one that the constants allow. Each DP rank has a queue of its own.
-    replicas = model.layout.data_parallel_size
+    replicas = model.layout.attention_copies
     of_one = min(rate / replicas, _MOST_LOAD / waits.each)
     waited = (waits.random if row.is_open else waits.first) + waits.queue(others * of_one)[0] / (others * of_one)
     with_first = (first + cold) * max(0.0, row.running / replicas - 1)

@@ -18,6 +18,7 @@ from kvcalc.engines.sglang.reserve import reserve as sglang
 from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 from kvcalc.engines.vllm import reserve as vllm
 from kvcalc.memory.sharding import Width
+from kvcalc.model.layout import Layout
 from kvcalc.question.question import Question
 from kvcalc.server.budget import Budget, budget
 from kvcalc.server.case import make_case
@@ -124,8 +125,8 @@ def _sglang_log(row: dict[str, str]) -> Log:
     memory = gpu.memory_bytes / GIB
     before = row["before"] or (float(row["loaded"]) + float(row["pool"])) / float(row["share"])
     question = parts.ReserveInputs(
-        memory_bytes=gpu.memory_bytes, width=Width(0, 0, 0, 0, False), ranks=ranks, context_tokens=1, batch_size=1,
-        settings={}, has_fast_links=gpu.interconnect is not None,
+        memory_bytes=gpu.memory_bytes, width=Width(0, 0, 0, 0, False), layout=Layout(ranks), context_tokens=1,
+        batch_size=1, settings={}, has_fast_links=gpu.interconnect is not None,
         shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
     )  # fmt: skip
     estimate = sum(part.bytes for part in sglang(question).held if part.low != part.bytes) / GIB
@@ -160,7 +161,7 @@ def _tensorrt_llm_log(row: dict[str, str]) -> Log:
 def _llama_cpp_log(row: dict[str, str]) -> Log:
     question = parts.ReserveInputs(
         memory_bytes=0, width=Width(int(row["elements"]), int(row["hidden"]), int(row["vocab"]), 0, False),
-        ranks=int(row["devices"] or 1), context_tokens=int(row["context"]), batch_size=1,
+        layout=Layout(1, int(row["devices"] or 1)), context_tokens=int(row["context"]), batch_size=1,
         settings={"ubatch-size": row["ubatch"], "parallel": row["outputs"] or "1"},
         is_apple=row["device"].startswith("m3"), release=None if row["outputs"] else LAST_WITH_ALL_LOGITS,
     )  # fmt: skip

@@ -17,9 +17,9 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import shard, stage_weights
 from kvcalc.memory.weights import plain_bytes
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
 from kvcalc.question.question import SpeedQuestion
-from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_devices
 from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model
 from tests.conftest import asked_presets, loaded, preset_names
@@ -203,7 +203,7 @@ def test_ranks_hold_no_less_than_their_part_and_no_more_than_one_rank_fewer_woul
         weights = weights_of(loaded(name))
         if weights is None:
             continue
-        sizes = [plain_bytes(shard(weights, ranks), BF16)[0] for ranks in (1, 2, 4, 8)]
+        sizes = [plain_bytes(shard(weights, Layout(ranks)), BF16)[0] for ranks in (1, 2, 4, 8)]
         assert all(a >= b >= a / 2 for a, b in pairwise(sizes)), name
 
 

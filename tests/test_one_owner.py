@@ -12,10 +12,11 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import embedding_bytes, matrices, plain_bytes
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LOOKUP
 from kvcalc.model.variants import layer_parameters
-from kvcalc.throughput.counts import Layout, bytes_of, count
+from kvcalc.throughput.counts import bytes_of, count
 from tests.conftest import loaded, preset_names
 from tests.documents import estimate
 from tests.rows import every_row
@@ -47,7 +48,7 @@ def test_what_a_step_reads_is_what_a_rank_holds(name: str) -> None:
             check_tensor_parallel(model, ranks)
         except UsageError:
             continue
-        held = shard(weights, ranks)
+        held = shard(weights, Layout(ranks))
         apart = sum(
             layers * weight.copies * size
             for weight, layers, size, _ in matrices(held, BF16)
@@ -66,7 +67,7 @@ def test_the_ranks_hold_the_whole_model_and_what_they_share(name: str) -> None:
         pytest.skip("not counted")
     whole = plain_bytes(weights, BF16)[0]
     for ranks in (2, 8):
-        assert ranks * plain_bytes(shard(weights, ranks), BF16)[0] >= whole
+        assert ranks * plain_bytes(shard(weights, Layout(ranks)), BF16)[0] >= whole
         for block in weights.blocks:
             for weight in block.weights:
                 part = weight.on_rank(ranks)

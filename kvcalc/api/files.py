@@ -159,11 +159,13 @@ def score(
     `results` maps the name of each file to its text. `calibration` is what `read_calibration` returns. The other
     arguments override what the files say.
     """
+    from kvcalc.model.layout import LayoutAsked
     from kvcalc.planning.calibration.measured import Given
     from kvcalc.planning.calibration.score import score as ask
 
     given = Given(
         None if model is None else model_of(model), devices, engine, engine_settings, dtype, kv_dtype,
-        tensor_parallel_size, pipeline_parallel_size, expert_parallel_size, data_parallel_size, calibration,
+        LayoutAsked(tensor_parallel_size, pipeline_parallel_size, data_parallel_size, expert_parallel_size),
+        calibration,
     )  # fmt: skip
     return ask(list(results.items()), given)

@@ -260,13 +260,13 @@ def simulate(
     question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)
     if prefill_replicas is not None and transfer is not None:
+        from kvcalc.model.layout import LayoutAsked
         from kvcalc.planning.answers.simulate_pools import Prefills, simulate_pools
 
+        layout = LayoutAsked(prefill_tensor_parallel_size, 1, prefill_data_parallel_size, prefill_expert_parallel_size)
         prefills = Prefills(
-            prefill_replicas, transfer, prefill_tensor_parallel_size, prefill_data_parallel_size,
-            expert_parallel_size=prefill_expert_parallel_size,
-            gpu=None if prefill_gpu is None else find_gpu(prefill_gpu),
-        )  # fmt: skip
+            prefill_replicas, transfer, layout, gpu=None if prefill_gpu is None else find_gpu(prefill_gpu)
+        )
         ask = partial(simulate_pools, prefills=prefills)
     return ask(question, load, limits=limits, replicas=replicas, step_factor=step_factor)
 

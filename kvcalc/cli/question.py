@@ -52,8 +52,8 @@ def value_of(given: _Given, name: str) -> Any:
 
 
 def values_of(record: type[Any], given: _Given) -> dict[str, Any]:
-    """The values of a record's fields that are given."""
-    found = {field: value_of(given, field) for field in record._fields}
+    """The values of a record's fields that are given and have an option of their own."""
+    found = {field: value_of(given, field) for field in record._fields if field in FIELDS}
     return {field: value for field, value in found.items() if value is not None}
 
 

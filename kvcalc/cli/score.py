@@ -21,6 +21,7 @@ def score(
     from kvcalc.cli.counting_bar import counting_bar
     from kvcalc.errors import UsageError
     from kvcalc.model.files import read_stdin, read_text
+    from kvcalc.model.layout import LayoutAsked
     from kvcalc.model.resolve import load_model
     from kvcalc.planning.calibration.measured import Given
     from kvcalc.planning.calibration.score import MAX_RESULT_BYTES
@@ -43,6 +44,7 @@ def score(
         devices=devices_of(given),
         engine_settings=settings_of(given),
         calibration=calibration_of(given),
+        layout=LayoutAsked(**values_of(LayoutAsked, given)),
         **values_of(Given, given),
     )
     with counting_bar("runs") as progress:

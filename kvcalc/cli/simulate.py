@@ -102,6 +102,7 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         return None
     if transfer is None:
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
+    from kvcalc.model.layout import LayoutAsked
     from kvcalc.planning.answers.simulate_pools import Prefills
     from kvcalc.server.layout import find_gpu
 
@@ -109,7 +110,7 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         value_of(given, f"prefill_{kind}_parallel_size") for kind in ("tensor", "data", "expert")
     )
     gpu = None if given["prefill_gpu"] is None else find_gpu(given["prefill_gpu"])
-    return Prefills(replicas, transfer, tensor, attention, expert_parallel_size=experts, gpu=gpu)
+    return Prefills(replicas, transfer, LayoutAsked(tensor, 1, attention, experts), gpu=gpu)
 
 
 def _engine_of(given: Mapping[str, Any]) -> str:

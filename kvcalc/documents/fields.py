@@ -22,6 +22,11 @@ class LayoutSizes(TypedDict):
     pipeline_parallel_size: Count
     data_parallel_size: Count
     expert_parallel_size: Count
+
+
+class AllLayoutSizes(LayoutSizes):
+    """The same, and the tensor-parallel ranks that divide the tokens of the cache."""
+
     decode_context_parallel_size: Count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
-from kvcalc.documents.fields import Amount, Count, LayoutSizes, Positive, Share, SimulatedTimes, Whole
+from kvcalc.documents.fields import AllLayoutSizes, Amount, Count, Positive, Share, SimulatedTimes, Whole
 from kvcalc.documents.parts import Document, Hardware, Model
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class PlanFinalist(SimulatedTimes):
     """factor on the simulated TTFT, whose range is wider than that of steps"""
 
 
-class FinalistPool(LayoutSizes):
+class FinalistPool(AllLayoutSizes):
     """the instances of one pool that was simulated, and how each is split"""
 
     gpu: str

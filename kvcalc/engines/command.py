@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvcalc.engines.declarations import OPTIONS, Option
+from kvcalc.model.layout import Layout
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, release_of
 
@@ -53,29 +54,23 @@ class Drafting(NamedTuple):
     checkpoint: str | None
 
 
-class Layout(NamedTuple):
+class ServerArguments(NamedTuple):
     """How a replica is started: it runs at most `max_running` requests at once, none longer than `context_tokens`.
 
-    None leaves either to the engine.
-    `settings` are the engines' own options by name. `beyond_limit` is true if the context exceeds the model's limit.
-    `drafting` says how tokens are drafted, or is None if they are not.
-    Each of the `data_parallel_size` DP ranks is split over `tensor_parallel_size` devices. `has_copies` is
-    whether they are whole copies, because the model has no experts. `engine` is the engine of the plan, whose release
-    its command has to suit; other engines' commands suit their newest stable release. `prompt_division` is how copies
-    of the attention divide a prompt (`Engine.prompt_division`).
+    None leaves either to the engine. `layout` says how the replica is split. `settings` are the engines' own options by
+    name. `beyond_limit` is true if the context exceeds the model's limit. `drafting` says how tokens are drafted, or is
+    None if they are not. `engine` is the engine of the plan, whose release its command has to suit; other engines'
+    commands suit their newest stable release. `prompt_division` is how copies of the attention divide a prompt
+    (`Engine.prompt_division`).
     """
 
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
+    layout: Layout
     context_tokens: int | None
     max_running: int | None
     kv_dtype: str
     settings: Mapping[str, str]
     beyond_limit: bool = False
     drafting: Drafting | None = None
-    data_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    has_copies: bool = False
     engine: str = ""
     prompt_division: str | None = None
 
@@ -88,7 +83,7 @@ class Layout(NamedTuple):
     @property
     def running_of_rank(self) -> int | None:
         """The requests of one DP rank."""
-        return None if self.max_running is None else -(-self.max_running // self.data_parallel_size)
+        return None if self.max_running is None else self.layout.attention_batch(self.max_running)
 
     def options(self, engine: str, words: Sequence[str], without: Iterable[str] = ()) -> list[Option]:
         """The options of `engine` that were given, but not those in `without` or among the `words` of the command."""
@@ -100,12 +95,13 @@ class Layout(NamedTuple):
     def flags(
         self, sizes: tuple[str, ...], checkpoint: Checkpoint, more: Sequence[str], cache_types: Mapping[str, str]
     ) -> list[str]:
-        """The flags of vLLM and SGLang for a checkpoint and this layout, without the engine's own options.
+        """The flags of vLLM and SGLang for a checkpoint and these arguments, without the engine's own options.
 
-        `sizes` are the names for the first four fields. One rank and one stage need no flag. `more` are the flags for
+        `sizes` are the names for the tensor-parallel size, the number of stages, the context and the running requests.
+        One rank and one stage need no flag. `more` are the flags for
         DP ranks. `cache_types` has the engine's names of the cache's types that are not its default.
         """
-        known = [(name, size) for name, size in zip(sizes, self) if size is not None]
+        known = [(name, size) for name, size in zip(sizes, (*self.layout[:2], *self[1:3])) if size is not None]
         given = [(name, str(size)) for name, size in known if name not in sizes[:2] or size != 1]
         flags = [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
         flags += [word for pair in given for word in pair] + [*more]
@@ -114,13 +110,13 @@ class Layout(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """What the commands of separate instances are made for: the layouts and the numbers for PREFILL and DECODE.
+    """What the commands of separate instances are made for: the arguments and the numbers for PREFILL and DECODE.
 
     `buffer_tokens` are those of a transfer buffer.
     """
 
     checkpoint: Checkpoint
-    layouts: Mapping[str, Layout]
+    arguments: Mapping[str, ServerArguments]
     instances: Mapping[str, int]
     buffer_tokens: int
 
@@ -156,12 +152,17 @@ class StartCommand(ABC):
     address_variable: str | None = None  # in which a prefill instance says its address
 
     @abstractmethod
-    def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str] | None:
+    def words(self, checkpoint: Checkpoint, arguments: ServerArguments) -> list[str] | None:
         """The words of the command for one replica, variables first. None if the engine has no such layout."""
 
-    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+    def across(self, words: list[str], arguments: ServerArguments, nodes: int) -> list[str] | None:
         """The words for the first of `nodes` machines that run one replica. None if the engine has no such layout."""
         return None
+
+    def on_machines(self, checkpoint: Checkpoint, arguments: ServerArguments, machine_devices: int) -> list[str] | None:
+        """The words for one replica on machines with so many devices: for the first of them, if it needs several."""
+        words, nodes = self.words(checkpoint, arguments), -(-arguments.layout.num_devices // machine_devices)
+        return words if words is None or nodes == 1 else self.across(words, arguments, nodes)
 
     def node_words(self, words: list[str]) -> list[list[str]]:
         """The words for each machine of a replica, given those of the first. One if that starts the others."""

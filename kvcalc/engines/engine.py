@@ -30,6 +30,7 @@ from kvcalc.memory.kv_cache import Growth, checked_caches, entry_sizes, growth, 
 from kvcalc.memory.reads import Entries, Reads, reads_of
 from kvcalc.memory.sharding import Bounds, bounds_of, longer_before_last, stages_of
 from kvcalc.model.caches import Cache
+from kvcalc.model.layout import Layout, LayoutAsked
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
@@ -303,13 +304,13 @@ class Engine(ABC):
 
     @staticmethod
     def split_layers(
-        settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
-    ) -> tuple[Devices | None, int | None, int]:
-        """The devices, the tensor-parallel size and the number of stages, if the settings may change them.
+        settings: Mapping[str, str], devices: Devices | None, layout: LayoutAsked
+    ) -> tuple[Devices | None, LayoutAsked]:
+        """The devices, and the tensor-parallel size and the number of stages, if the settings may change them.
 
-        UsageError (exit 2) if the settings contradict `stages` or the number of devices.
+        UsageError (exit 2) if the settings contradict the stages or the number of devices.
         """
-        return devices, size, stages
+        return devices, layout
 
     @classmethod
     def divides_tokens(cls, spec: ModelSpec, vendor: str | None) -> bool:
@@ -318,19 +319,19 @@ class Engine(ABC):
 
     @classmethod
     def weight_padding(
-        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds,
-        release: Release | None,
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, layout: Layout, stages: Bounds, release: Release | None
     ) -> tuple[tuple[str, int], ...]:  # fmt: skip
         """The name and the bytes of the padding that kernels add to weights, on the largest pipeline stage.
 
-        The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks. Nothing is known
-        of an engine without `pads_weights`; the others have a module `loading` with the kernels' sizes (`tile_of`).
+        Nothing is known of an engine without `pads_weights`; the others have a module `loading` with the kernels' sizes
+        (`tile_of`).
         """
         if not cls.pads_weights:
             return ()
         from kvcalc.engines.weight_padding import block_padding, expert_padding
 
-        padded = expert_padding(spec, part_of(cls.name, "loading").tile_of(gpu), dtype, ranks, spread, stages)
+        ranks, tiles = layout.tensor_parallel_size, part_of(cls.name, "loading").tile_of(gpu)
+        padded = expert_padding(spec, tiles, dtype, ranks, layout.expert_parallel_size, stages)
         return padded if dtype else padded + block_padding(spec, cls.name, release, gpu, ranks, stages)
 
     @classmethod
@@ -527,8 +528,8 @@ class Engine(ABC):
         """Like `lines`, but for a batch. For engines that allocate for all sequences of a batch at once."""
         return None
 
-    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
-        """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
+    def check_ranks(self, spec: ModelSpec, layout: Layout) -> None:  # noqa: B027 - most engines need no check
+        """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit the ranks of this layout."""
 
     def check_start(self, start: Start) -> None:
         """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.yaml` of its folder), and

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import FileBytes, ModelSpec, weights_of
+from kvcalc.model.spec import FileBytes, ModelSpec, blocks_of, weights_of
 from kvcalc.model.tensors import EMBEDDING, LOOKUP, Block, ModelWeights, Weight
 from kvcalc.records import NamedTuple
 
@@ -132,9 +132,9 @@ def divide_model(spec: ModelSpec, placement: Placement) -> tuple[ModelWeights, M
 @remembered
 def expert_layers(spec: ModelSpec) -> frozenset[int]:
     """The numbers of the layers with routed experts."""
-    weights = weights_of(spec)
-    blocks = () if weights is None else weights.blocks
-    return frozenset(number for block in blocks if any(map(_is_routed, block.weights)) for number in block.numbers)
+    return frozenset(
+        number for block in blocks_of(spec) if any(map(_is_routed, block.weights)) for number in block.numbers
+    )
 
 
 def _add(blocks: list[Block], block: Block, numbers: Sequence[int], weights: Iterable[Weight]) -> None:

@@ -7,6 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from kvcalc.memory.sharding import Width
+from kvcalc.model.layout import Layout
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
 
@@ -47,9 +48,9 @@ class Held(NamedTuple):
 class ReserveInputs(NamedTuple):
     """A device's memory, the workload on it, and the engine's own settings (option name to text).
 
-    `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, `is_apple` if macOS manages
+    `layout` is one replica's, or one whole copy's. `is_latent` is true for an MLA model, `is_apple` if macOS manages
     the memory, and `is_amd` if the device is AMD's. `release` is the engine's release, or None for the newest.
-    `batch_size` is that of one of the `dp_ranks`. `has_fast_links` is whether the devices are joined by more than PCIe.
+    `batch_size` is that of one DP rank. `has_fast_links` is whether the devices are joined by more than PCIe.
     `images` is set if the engine loads a vision tower, `has_unknown_tower` if it may load one that nothing describes,
     and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
@@ -60,7 +61,7 @@ class ReserveInputs(NamedTuple):
 
     memory_bytes: int
     width: Width
-    ranks: int
+    layout: Layout
     context_tokens: int
     batch_size: int
     settings: Mapping[str, str]
@@ -68,12 +69,10 @@ class ReserveInputs(NamedTuple):
     is_latent: bool = False
     release: Release | None = None
     is_apple: bool = False
-    dp_ranks: int = 1
     has_fast_links: bool = True
     images: ImageRule | None = None
     has_sparse_latent: bool = False
     shares_memory: bool = False
-    tensor_parallel_size: int = 1
     multimodal: Mapping[str, object] | None = None
     keeps_tokens: bool = True
     drafts_by: str | None = None
@@ -87,7 +86,8 @@ class ReserveInputs(NamedTuple):
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""
         held = [Held(RESERVE, CONTEXT, context_mib * MIB)]
-        return [*held, Held(RESERVE, "NCCL buffers", nccl_mib * MIB)] if nccl_mib and self.ranks > 1 else held
+        needs_nccl = nccl_mib and self.layout.num_devices > 1
+        return [*held, Held(RESERVE, "NCCL buffers", nccl_mib * MIB)] if needs_nccl else held
 
     def step_activations(self, tokens: int) -> int:
         """Peak bytes of activations of 16 bits in one step of `tokens` tokens.
@@ -96,7 +96,7 @@ class ReserveInputs(NamedTuple):
         values. Layers run one after another and reuse the memory. With DP ranks, every rank also gathers the
         tokens of the other replicas before its experts (vLLM's default backend, allgather_reducescatter).
         """
-        gathered = (self.dp_ranks - 1) * self.width.hidden_size
+        gathered = (self.layout.data_parallel_size - 1) * self.width.hidden_size
         return tokens * (2 * self.width.hidden_size + self.width.module_elements + gathered) * 2
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from kvcalc.engines.declarations import table
 from kvcalc.engines.place import CAPABILITIES, is_fp8
 from kvcalc.errors import LayoutError
+from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
-from kvcalc.memory.sharding import Spread
-from kvcalc.memory.workload import Workload
+from kvcalc.model.layout import Layout
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, is_sparse, latent_of, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
@@ -32,11 +32,15 @@ _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3")
 
 
 class Start(NamedTuple):
-    """A server to be started. `dtype` is the requested type of the weights, and `gpu` the device, or None."""
+    """A server to be started. `dtype` is the requested type of the weights, and `gpu` the device, or None.
+
+    The weights named in `spread_names` are split over the devices of all copies of the attention.
+    """
 
     spec: ModelSpec
-    workload: Workload
-    spread: Spread
+    kv_dtype: Dtype
+    layout: Layout
+    spread_names: frozenset[str]
     dtype: str | None
     gpu: Gpu | None
 
@@ -46,15 +50,14 @@ class Start(NamedTuple):
 
     def ranks(self, weight: Weight) -> int:
         """The number of devices that divide a matrix among them."""
-        size, copies = self.workload.tensor_parallel_size, self.workload.attention_copies
+        layout = self.layout
         if weight.copies > 1:
-            return max(size * copies // (self.workload.expert_parallel_size or 1), 1)
-        return size * copies if weight.name in self.spread.names else size
+            return max(layout.ranks // layout.expert_parallel_size, 1)
+        return layout.ranks if weight.name in self.spread_names else layout.tensor_parallel_size
 
     def with_sizes(self, size: int, experts: int) -> Start:
         """The same with another tensor-parallel and expert-parallel size."""
-        workload = self.workload._replace(tensor_parallel_size=size, expert_parallel_size=experts)
-        return self._replace(workload=workload)
+        return self._replace(layout=self.layout._replace(tensor_parallel_size=size, expert_parallel_size=experts))
 
 
 def is_nvidia(gpu: Gpu | None) -> bool:
@@ -157,7 +160,7 @@ def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
             yield f"{what} a compute capability of {_shown(least)}, and {has}", None
     if start.dtype == "bf16" and capability < rules.bf16:
         yield f"--dtype bf16 needs a compute capability of {_shown(rules.bf16)}, and {has}", "--dtype fp16"
-    has_fp8, has_sparse = is_fp8(start.workload.kv_dtype.name), is_sparse(start.spec)
+    has_fp8, has_sparse = is_fp8(start.kv_dtype.name), is_sparse(start.spec)
     reads_all = latent_of(start.spec) is not None and not has_sparse
     if capability < rules.fp8_cache and has_fp8:
         yield f"a cache in fp8 needs a compute capability of {_shown(rules.fp8_cache)}, and {has}", None
@@ -229,11 +232,13 @@ def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
 
 
 def _of_layout(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
-    workload, model_type = start.workload, start.spec.model_type
-    if workload.pipeline_parallel_size > 1 and rules.no_stages.get(model_type):
-        yield f"--pp {workload.pipeline_parallel_size}: its {model_type} has no pipeline stages", "use --tp"
-    if rules.needs_experts and workload.expert_parallel_size > 1 and not _has_experts(start.spec):
-        yield f"--ep {workload.expert_parallel_size}: {start.spec.name} has no experts", "leave it out"
+    stages, experts, model_type = (
+        start.layout.pipeline_parallel_size, start.layout.expert_parallel_size, start.spec.model_type,
+    )  # fmt: skip
+    if stages > 1 and rules.no_stages.get(model_type):
+        yield f"--pp {stages}: its {model_type} has no pipeline stages", "use --tp"
+    if rules.needs_experts and experts > 1 and not _has_experts(start.spec):
+        yield f"--ep {experts}: {start.spec.name} has no experts", "leave it out"
 
 
 def _of_backend(start: Start, rules: Rules, backend: str | None) -> Iterator[tuple[str, str | None]]:
@@ -241,7 +246,7 @@ def _of_backend(start: Start, rules: Rules, backend: str | None) -> Iterator[tup
     if facts is not None and start.is_on_nvidia:
         from kvcalc.engines.attention_backends import Backend, refusals
 
-        yield from refusals(start.spec, start.gpu, start.workload.kv_dtype.name, named, Backend(**facts))
+        yield from refusals(start.spec, start.gpu, start.kv_dtype.name, named, Backend(**facts))
 
 
 def _named(rules: Rules, backend: str | None) -> tuple[str, Mapping[str, Any] | None]:
@@ -312,13 +317,12 @@ def _partial_block(start: Start, rules: Rules) -> str | None:
 
 def _hint(start: Start, rules: Rules) -> str | None:
     """The largest smaller tensor-parallel size that starts, and whole experts on each device if that helps."""
-    size, copies = start.workload.tensor_parallel_size, start.workload.attention_copies
-    found = []
+    size, ranks, found = start.layout.tensor_parallel_size, start.layout.ranks, []
     for smaller in range(size // 2, 0, -1):
         if size % smaller == 0 and _partial(start.with_sizes(smaller, 1), rules) is None:
             found.append(f"--tp {smaller}")
             break
-    whole = start.with_sizes(size, size * copies)
+    whole = start.with_sizes(size, ranks)
     if any(weight.copies > 1 for _, weight, _ in _blocks_of(start.spec)) and _partial_block(whole, rules) is None:
-        found.append(f"--ep {size * copies}")
+        found.append(f"--ep {ranks}")
     return f"use {' or '.join(found)}" if found else None

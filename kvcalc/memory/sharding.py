@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvcalc.model.layout import Layout
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import LOOKUP, NORM, OTHER, ROUTER, Block, ModelWeights, Weight
@@ -83,34 +84,24 @@ class Width(NamedTuple):
     streams: int = 1
 
 
-class Spread(NamedTuple):
-    """How weights are split over the ranks of all `data_parallel_size` DP ranks.
+def shard(weights: ModelWeights, layout: Layout, spread_names: frozenset[str] = frozenset()) -> ModelWeights:
+    """The weights on the rank of a stage that holds most. Every weight defines how it is split.
 
-    Routed experts are distributed over `expert_parallel_size` groups of ranks, and each expert is split over the ranks
-    of its group. `names` are the other weights that the engine splits over all ranks. The rest is in every replica.
+    With several copies of the attention, routed experts are distributed over the layout's groups of ranks, and each
+    expert is split over the ranks of its group. The weights named in `spread_names` are split over the ranks of all
+    copies. The rest is in every copy.
     """
-
-    data_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    names: frozenset[str] = frozenset()
-
-    def on_rank(self, weight: Weight, size: int) -> Weight:
-        """The part of `weight` on the rank that holds most, with `size` tensor-parallel ranks per replica."""
-        ranks, groups = size * self.data_parallel_size, self.expert_parallel_size
-        if weight.copies > 1 and self.data_parallel_size > 1:
-            return weight.on_rank(ranks // groups)._replace(copies=-(-weight.copies // groups))
-        return weight.on_rank(ranks if weight.name in self.names else size)
-
-
-NOT_SPREAD = Spread()
-
-
-def shard(weights: ModelWeights, size: int, spread: Spread = NOT_SPREAD) -> ModelWeights:
-    """The weights on the largest of `size` tensor-parallel ranks. Every weight defines how it is split."""
-    if size == 1 and spread.data_parallel_size == 1:
+    ranks, groups = layout.ranks, layout.expert_parallel_size
+    if ranks == 1:
         return weights
-    blocks = [Block(b.prefix, b.numbers, tuple(spread.on_rank(w, size) for w in b.weights)) for b in weights.blocks]
-    return ModelWeights(spread.on_rank(weights.embedding, size), weights.tied, tuple(blocks))
+
+    def on_rank(weight: Weight) -> Weight:
+        if weight.copies > 1 and layout.attention_copies > 1:
+            return weight.on_rank(ranks // groups)._replace(copies=-(-weight.copies // groups))
+        return weight.on_rank(ranks if weight.name in spread_names else layout.tensor_parallel_size)
+
+    blocks = [Block(block.prefix, block.numbers, tuple(map(on_rank, block.weights))) for block in weights.blocks]
+    return ModelWeights(on_rank(weights.embedding), weights.tied, tuple(blocks))
 
 
 def stage_weights(weights: ModelWeights, bounds: Bounds) -> list[ModelWeights]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import Dtype, parse_dtype, parse_weight_dtype
 from kvcalc.model.caches import Cache, CrossAttention, RecurrentState
+from kvcalc.model.layout import Layout
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, distinct_caches, has_cross_attention, kv_head_counts, map_caches
 from kvcalc.notes import Note
@@ -18,48 +19,23 @@ BEYOND_MODEL, ENCODER_AS_CONTEXT = "beyond-model", "encoder-as-context"
 
 
 class Workload(NamedTuple):
-    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`. The layers are cut into
-    `pipeline_parallel_size` stages, and each stage is split over `tensor_parallel_size` devices.
+    """`batch_size` sequences of `context_tokens` tokens, cached in `kv_dtype`, on a replica split as in `layout`.
 
     `encoder_tokens` is the length of the encoder's output, or None if the model has no cross-attention.
-    `data_parallel_size` is the number of DP ranks, among which the sequences are divided, and
-    `expert_parallel_size` the number of groups of devices that each hold whole experts. `prompt_ranks` copies of each
-    DP rank divide the tokens of a prompt among them (prefill context parallelism).
     """
 
     context_tokens: int
     batch_size: int
     kv_dtype: Dtype
     model_dtype: Dtype
-    tensor_parallel_size: int
+    layout: Layout
     notes: tuple[Note, ...]
     encoder_tokens: int | None = None
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    prompt_ranks: int = 1
 
     @property
-    def num_devices(self) -> int:
-        """The devices of one replica of the model."""
-        return self.attention_copies * self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def attention_copies(self) -> int:
-        """How often the weights of the attention are there."""
-        return self.data_parallel_size * self.prompt_ranks
-
-    def attention_batch(self, batch_size: int) -> int:
-        """The sequences of a batch that the busiest DP rank runs."""
-        return -(-batch_size // self.data_parallel_size)
-
-    def attention_batches(self, batch_size: int) -> dict[int, int]:
-        """Maps a number of sequences to the number of DP ranks that run this many."""
-        if self.data_parallel_size == 1:
-            return {batch_size: 1}
-        each, more = divmod(batch_size, self.data_parallel_size)
-        found = {each + 1: more, each: self.data_parallel_size - more}
-        return {sequences: replicas for sequences, replicas in found.items() if sequences and replicas}
+    def attention_batch(self) -> int:
+        """The sequences that the busiest DP rank runs."""
+        return self.layout.attention_batch(self.batch_size)
 
 
 def resolve_workload(
@@ -68,9 +44,8 @@ def resolve_workload(
     batch_size: int = 1,
     dtype: str | None = None,
     kv_dtype: str | Dtype = "auto",
-    tensor_parallel_size: int = 1,
+    layout: Layout = Layout(),
     encoder_tokens: int | None = None,
-    pipeline_parallel_size: int = 1,
 ) -> Workload:
     """Fill in the defaults, and check everything that does not depend on an engine.
 
@@ -85,10 +60,10 @@ def resolve_workload(
     notes: list[Note] = []
     context_tokens, beyond = resolve_context(spec, context_tokens)
     notes += [beyond] if beyond else []
-    check_tensor_parallel(spec, tensor_parallel_size)
-    if pipeline_parallel_size > 1 and pipeline_parallel_size > spec.num_layers:
+    check_tensor_parallel(spec, layout.tensor_parallel_size)
+    if layout.pipeline_parallel_size > max(spec.num_layers, 1):
         raise LayoutError(
-            f"--pipeline-parallel-size {pipeline_parallel_size}: the model has {spec.num_layers} layers",
+            f"--pipeline-parallel-size {layout.pipeline_parallel_size}: the model has {spec.num_layers} layers",
             f"at most --pp {spec.num_layers}",
         )
     is_auto = isinstance(kv_dtype, str) and kv_dtype.casefold() == "auto"
@@ -96,10 +71,7 @@ def resolve_workload(
     if isinstance(kv_dtype, str):
         kv_dtype = model_dtype if is_auto else parse_dtype(kv_dtype, "--kv-dtype")
     encoder = _resolve_encoder_tokens(spec, encoder_tokens, context_tokens, notes)
-    return Workload(
-        context_tokens, batch_size, kv_dtype, model_dtype, tensor_parallel_size, tuple(notes), encoder,
-        pipeline_parallel_size,
-    )  # fmt: skip
+    return Workload(context_tokens, batch_size, kv_dtype, model_dtype, layout, tuple(notes), encoder)
 
 
 def resolve_context(spec: ModelSpec, context_tokens: int | None) -> tuple[int, Note | None]:

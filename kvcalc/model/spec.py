@@ -17,7 +17,7 @@ from kvcalc.model.caches import (
 from kvcalc.model.layers import Layer, LayerGroup, Mixer, weights_of_layers
 from kvcalc.model.memo import remembered
 from kvcalc.model.mixers.attention import Attention, AttentionShape
-from kvcalc.model.tensors import Around, ModelWeights
+from kvcalc.model.tensors import Around, Block, ModelWeights
 from kvcalc.records import NamedTuple
 
 ORIGINAL = "original_max_position_embeddings"
@@ -198,6 +198,12 @@ class ModelSpec(NamedTuple):
 def weights_of(spec: ModelSpec) -> ModelWeights | None:
     """Return all weights of the language model, or None if they are not counted (see `ModelSpec.weights_reason`)."""
     return None if spec.around is None else weights_of_layers(spec.layers, spec.around)
+
+
+def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
+    """Return the blocks of all weights, and none if they are not counted."""
+    weights = weights_of(spec)
+    return () if weights is None else weights.blocks
 
 
 def map_caches(spec: ModelSpec, change: Callable[[Cache], Cache]) -> ModelSpec:

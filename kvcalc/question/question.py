@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
 from kvcalc.records import NamedTuple
@@ -143,6 +144,23 @@ class Question(NamedTuple):
     fits_context: bool = False
     reuse: CacheReuse | None = None
     images: ImagesAsked | None = None
+
+    @property
+    def layout(self) -> LayoutAsked:
+        """How the model is to be split over devices."""
+        experts = None if self.speed is None else self.speed.expert_parallel_size
+        return LayoutAsked(self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size, experts)
+
+    def with_layout(self, layout: LayoutAsked) -> Question:
+        """The same question about another layout. A size that this does not name stays what it is."""
+        tensor, stages, dp_ranks, experts = layout.over(self.layout)
+        speed = self.speed if experts is None else self.speed_asked._replace(expert_parallel_size=experts)
+        return self._replace(
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=stages or 1,
+            data_parallel_size=dp_ranks or 1,
+            speed=speed,
+        )
 
     @property
     def serves_requests(self) -> bool:

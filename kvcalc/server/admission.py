@@ -26,7 +26,7 @@ def most_at_once(case: Case, found: Budget | str) -> int:
     limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
     if case.engine.reserves_running and not isinstance(found, str):
         limit = least(limit, found.running_limit())
-    return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
+    return _UNLIMITED * case.layout.data_parallel_size if limit is None else limit
 
 
 def check_serves(engine: str, settings: Mapping[str, str]) -> None:

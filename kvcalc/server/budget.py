@@ -16,7 +16,7 @@ from kvcalc.releases import release_of
 from kvcalc.server.capacity import PoolShrinkage, largest_batch, least, longest_context
 from kvcalc.server.case import Case
 from kvcalc.server.device_weights import DeviceWeights, device_weights, file_excess, row_sizes, stage_sizes
-from kvcalc.server.dp_attention import spread_of, whole_copies
+from kvcalc.server.dp_attention import spread_names
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Budget(NamedTuple):
     def _is_full_before_it_varies(self) -> bool:
         """Whether no cache that fits is so large that the reserve grows, neither by its context nor by its batch."""
         workload, most = self.case.workload, self.reserve.same_until
-        tokens, batch = workload.context_tokens, workload.attention_batch(workload.batch_size)
+        tokens, batch = workload.context_tokens, workload.attention_batch
         if tokens * batch > most:
             return False
         allocation, share, dtype = self.case.allocation, self.case.share, workload.kv_dtype
@@ -124,7 +124,7 @@ def _unlimited(case: Case) -> Budget | str:
     # The engine already belongs to one release, number of stages and set of settings.
     key = (
         id(case.engine), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, asked.weights_bytes,
-        workload.model_dtype, workload.tensor_parallel_size, workload.data_parallel_size, workload.expert_parallel_size,
+        workload.model_dtype, workload.layout,
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
     found = known.get(key)
@@ -152,12 +152,12 @@ def _budgets_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[object, ...], B
 def _budget(case: Case) -> Budget | str:
     """The budget before `_limited`, or that of devices with layers of their own."""
     spec, workload = case.spec, case.workload
-    ranks = workload.tensor_parallel_size
+    layout = workload.layout
     tables = case.engine_class.keeps_tables_on_host and not _shares_memory(case)
-    spread = spread_of(spec, case.engine, workload)
+    names = spread_names(spec, case.engine, layout)
     own_layers = _has_own_layers(case)
     stages = () if own_layers else case.stages
-    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, stages, spread, tables)
+    weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, layout, stages, names, tables)
     stated = case.question.weights_bytes
     if stated is not None and weights.width is not None:
         weights, towers = DeviceWeights(stated, 0, weights.width, None), _towers(case)
@@ -183,7 +183,7 @@ def _budget(case: Case) -> Budget | str:
         if isinstance(drafts, str):
             return drafts
         weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
-        lines = case.engine.draft_tables(asked.method, asked.draft_model, workload.tensor_parallel_size)
+        lines = case.engine.draft_tables(asked.method, asked.draft_model, layout.tensor_parallel_size)
         weights = with_others(weights, lines)
     towers = _towers(case)
     if towers is not None:
@@ -194,7 +194,7 @@ def _budget(case: Case) -> Budget | str:
         weights = with_others(weights, adapter_buffers(case))
     if case.spec.quantization is not None:
         padding = case.engine_class.weight_padding(
-            case.spec, case.devices.gpu, case.question.dtype, ranks, workload.expert_parallel_size, case.stages,
+            case.spec, case.devices.gpu, case.question.dtype, layout, case.stages,
             release_of(case.question.engine),
         )  # fmt: skip
         weights = with_others(weights, padding)
@@ -253,7 +253,7 @@ def _has_own_layers(case: Case) -> bool:
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
     """The budgets of devices with layers of their own. `weights` are those of all layers together."""
     asked, workload = case.question, case.workload
-    rows = case.engine.divide_rows(case.spec, case.devices.gpu, workload.pipeline_parallel_size)
+    rows = case.engine.divide_rows(case.spec, case.devices.gpu, workload.layout.pipeline_parallel_size)
     if isinstance(rows, str):
         return rows
     of, bounds = (case.model, case.spec, asked.dtype, workload.model_dtype), case.engine.bounds
@@ -289,15 +289,13 @@ def _divide(
             raise LayoutError(f"--kv-memory {format_size(given)}: only {left_size} is left after the weights")
         reserve = Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {})
         return Budget(case, weights, with_unknown(reserve, weights, towers), given, given, towers=towers)
-    replicas = workload.data_parallel_size
-    # Whole copies exchange nothing, so each is like a server of its own.
-    copies = replicas if whole_copies(spec, workload) else 1
     question = ReserveInputs(
         memory_bytes=gpu.memory_bytes,
         width=weights.width,
-        ranks=workload.num_devices // copies,
+        # Whole copies exchange nothing, so each is like a server of its own.
+        layout=workload.layout.one_copy,
         context_tokens=tokens,
-        batch_size=workload.attention_batch(sequences),
+        batch_size=workload.layout.attention_batch(sequences),
         settings=settings,
         num_heads=spec.attention.num_heads,
         is_latent=spec.attention.is_latent,
@@ -308,13 +306,11 @@ def _divide(
         model_type=spec.model_type,
         has_states=has_states(spec),
         spec=spec,
-        dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
         has_unknown_tower=towers is not None and towers.most_unknown_bytes > 0,
         has_sparse_latent=_has_sparse_latent(spec),
         shares_memory=_shares_memory(case),
-        tensor_parallel_size=workload.tensor_parallel_size,
         multimodal=case.model.multimodal,
         keeps_tokens=_keeps_tokens(spec),
         drafts_by=case.question.speculative and case.question.speculative.method,

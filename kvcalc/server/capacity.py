@@ -40,7 +40,7 @@ def capacity(
     its own. `limits` are those of the memory, if they are known already.
     """
     workload = case.workload
-    share, allocation, batch = case.share, case.allocation, workload.attention_batch(workload.batch_size)
+    share, allocation, batch = case.share, case.allocation, workload.attention_batch
     tokens = workload.context_tokens
     longest, fitting = limits or (
         longest_context(case, kv_memory_bytes, pool_shrinkage),
@@ -78,7 +78,7 @@ def capacity(
 def holds(case: Case, kv_memory_bytes: int) -> bool:
     """Whether a device with `kv_memory_bytes` for the cache runs the workload."""
     workload = case.workload
-    needed = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
+    needed = case.needed_bytes(workload.context_tokens, workload.attention_batch)
     most = max_running_requests(case, kv_memory_bytes, workload.context_tokens)
     runs = most is None or workload.batch_size <= most
     return needed <= kv_memory_bytes and runs and starts(case, kv_memory_bytes)
@@ -138,7 +138,7 @@ def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 
     """
     memory = None if kv_memory_bytes is None else max(kv_memory_bytes, 0)
     most = case.allocation.max_running_requests(case.share, case.workload.kv_dtype, memory, tokens)
-    return None if most is None else most * case.workload.data_parallel_size
+    return None if most is None else most * case.layout.data_parallel_size
 
 
 def context_notes(longest: int | None) -> list[Note]:
@@ -159,7 +159,7 @@ def usable_context(fit: documents.Fit) -> int | None:
 def longest_context(case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None) -> int | None:
     """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit."""
     spec, workload = case.spec, case.workload
-    batch = workload.attention_batch(workload.batch_size)
+    batch = workload.attention_batch
     if not starts(case, kv_memory_bytes):
         return 0
     needed = _needed(case, pool_shrinkage)
@@ -204,7 +204,7 @@ def fitting_batch(
     if not starts(case, kv_memory_bytes):
         return 0
     most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
-    return None if most is None else most * case.workload.data_parallel_size
+    return None if most is None else most * case.layout.data_parallel_size
 
 
 def _of_length(case: Case, tokens: int) -> Case:
@@ -249,7 +249,7 @@ def _needed(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, 
     """
     if pool_shrinkage is None:
         return case.needed_bytes
-    replicas = case.workload.data_parallel_size
+    replicas = case.layout.data_parallel_size
     return lambda tokens, sequences: case.needed_bytes(tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)
 
 

@@ -16,6 +16,7 @@ from kvcalc.engines.engine import Engine
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds, stages_of
 from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context
+from kvcalc.model.layout import Layout
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention, largest_at
 from kvcalc.notes import Note
@@ -67,6 +68,11 @@ class Case(NamedTuple):
     device: int | None = None
 
     @property
+    def layout(self) -> Layout:
+        """How one replica is split over devices."""
+        return self.workload.layout
+
+    @property
     def model(self) -> ModelSpec:
         """The model without the what-if."""
         return self.question.model
@@ -96,7 +102,7 @@ class Case(NamedTuple):
     def stages(self) -> Bounds:
         """The layers of each pipeline stage."""
         engine = self.engine
-        return engine.bounds or engine.stage_bounds(self.spec.num_layers, self.workload.pipeline_parallel_size)
+        return engine.bounds or engine.stage_bounds(self.spec.num_layers, self.layout.pipeline_parallel_size)
 
     @property
     def encoder_follows_context(self) -> bool:
@@ -122,7 +128,7 @@ class Case(NamedTuple):
         workload = self.workload._replace(context_tokens=context_tokens, encoder_tokens=context_tokens)
         spec = bind_workload(self.spec, workload)
         cached, allocation = allocation_of(self.question, spec, workload, self.settings)
-        share = on_device(cached, workload.tensor_parallel_size)
+        share = on_device(cached, workload.layout.tensor_parallel_size)
         longer = self._replace(spec=spec, cached=cached, share=share, allocation=allocation, workload=workload)
         if self.device is None:
             return longer
@@ -140,7 +146,7 @@ class Case(NamedTuple):
 
         The layers that draft tokens come after the model's.
         """
-        share = on_device(self.cached, self.workload.tensor_parallel_size)
+        share = on_device(self.cached, self.layout.tensor_parallel_size)
         (part,) = stages_of(share, ((first, first + num_layers - 1),))
         return self.allocation.reads(part, self.workload.kv_dtype)
 
@@ -156,7 +162,7 @@ class Case(NamedTuple):
     def prefixes(self) -> Prefixes:
         """The engine's prefix cache on a device of the largest pipeline stage. Raises what `Engine.prefixes` raises."""
         workload = self.workload
-        dtype, batch = workload.kv_dtype, workload.attention_batch(workload.batch_size)
+        dtype, batch = workload.kv_dtype, workload.attention_batch
         stage = self.allocation.largest_stage(self.share, dtype, workload.context_tokens, batch)
         return self.allocation.prefixes(stage, dtype)
 
@@ -187,10 +193,9 @@ def make_case(question: Question) -> Case:
         return _resolve(asked)
     given, devices, speed = asked.engine_settings or {}, asked.devices, asked.speed
     key = (
-        asked.dtype, asked.kv_dtype, asked.engine, asked.tensor_parallel_size, asked.pipeline_parallel_size,
-        asked.data_parallel_size, asked.encoder_tokens, asked.what_if, *given.items(), *map(type, given.values()),
-        devices and (id(devices.gpu), devices.num_devices),
-        speed and (speed.expert_parallel_size, speed.prefix_hit_rate),
+        asked.dtype, asked.kv_dtype, asked.engine, asked.layout, asked.encoder_tokens, asked.what_if,
+        *given.items(), *map(type, given.values()), devices and (id(devices.gpu), devices.num_devices),
+        speed and speed.prefix_hit_rate,
     )  # fmt: skip
     known = _cases_of(asked.model)
     found = known.get(key)
@@ -245,7 +250,7 @@ def _with_load(case: Case, asked: Question) -> Case:
     if asked.devices is not None:
         from kvcalc.server.layout import check_speed
 
-        check_speed(asked.speed, workload)
+        check_speed(asked.speed, workload.layout)
     notes, own = case.notes, workload.notes
     if beyond is not None or any(note.code == BEYOND_MODEL for note in own):
         # The workload's notes follow the remarks, and this one is the first of them.
@@ -270,7 +275,7 @@ def _resolve(asked: Question) -> Case:
     cached, allocation = allocation_of(asked, spec, found.workload, settings)
     engine = allocation.engine
     workload = laid_out(asked, spec, engine, found.workload)
-    share = on_device(cached, workload.tensor_parallel_size)
+    share = on_device(cached, workload.layout.tensor_parallel_size)
     asked, hits = with_hits(asked, spec, allocation, share, workload)
     notes = notes_of(found, engine, workload, settings, hits)
     case = Case(asked, spec, cached, share, workload, allocation, settings, found.reason, notes)

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
 
 def one_copy(case: Case) -> Case:
     """The case of the busiest copy: its devices and its part of the requests."""
-    workload, asked, copies = case.workload, case.question, case.workload.data_parallel_size
+    workload, asked, copies = case.workload, case.question, case.layout.data_parallel_size
     speed = asked.speed
     if speed is not None and speed.concurrency is not None:
         speed = speed._replace(concurrency=-(-speed.concurrency // copies))
-    batch = workload.attention_batch(workload.batch_size)
     devices = case.devices._replace(num_devices=case.devices.num_devices // copies)
     return case._replace(
         question=asked._replace(data_parallel_size=1, devices=devices, speed=speed),
-        workload=workload._replace(data_parallel_size=1, batch_size=batch),
+        workload=workload._replace(layout=case.layout.one_copy, batch_size=workload.attention_batch),
     )
 
 
@@ -32,8 +31,8 @@ def of_all_copies(case: Case, found: documents.Throughput) -> documents.Throughp
 
     `found` is that of `one_copy`.
     """
-    workload, asked, copies = case.workload, case.question.speed, case.workload.data_parallel_size
-    share: float = workload.batch_size / workload.attention_batch(workload.batch_size)
+    workload, asked, copies = case.workload, case.question.speed, case.layout.data_parallel_size
+    share: float = workload.batch_size / workload.attention_batch
     found["decode_tokens_per_second"] *= share
     serving = found["serving"]
     if serving is not None and asked is not None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
-from kvcalc.memory.sharding import NOT_SPREAD, Bounds, Spread, Width, shard, stage_weights, width_of
+from kvcalc.memory.sharding import Bounds, Width, shard, stage_weights, width_of
+from kvcalc.model.layout import Layout
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
@@ -62,18 +63,19 @@ def file_excess(
 
 @remembered_of_two
 def device_weights(
-    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, ranks: int, stages: Bounds,
-    spread: Spread = NOT_SPREAD, tables_on_host: bool = False,
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, layout: Layout, stages: Bounds,
+    spread_names: frozenset[str] = frozenset(), tables_on_host: bool = False,
 ) -> DeviceWeights:  # fmt: skip
-    """The weights of one of `ranks` tensor-parallel ranks, in the pipeline stage with the largest weights.
+    """The weights of the rank that holds most, in the pipeline stage with the largest weights.
 
-    `stages` has the layers of each stage (`Engine.stage_bounds`), and `spread` says what DP ranks divide
-    among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
-    proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory.
+    `stages` has the layers of each stage (`Engine.stage_bounds`), and `spread_names` are as in `shard`. `model`, `spec`
+    and `dtype` are as in `describe_weights`. Bytes read from files are split in the same proportion as the counted
+    bytes. `tables_on_host` is whether the input embedding is in host memory.
     """
     described, notes = language_model_weights(model, spec, dtype, model_dtype)
+    ranks, copies = layout.tensor_parallel_size, layout.attention_copies
     if spec.gguf is not None:
-        if spread.data_parallel_size > 1:
+        if copies > 1:
             return DeviceWeights(None, 0, None, "a GGUF file is not split among DP ranks")
         return _file_on_device(spec, described, ranks, len(stages), tables_on_host)
     weights, reason = known_weights(model, spec)
@@ -82,18 +84,18 @@ def device_weights(
         width = None if weights is None else width_of(weights, ranks)
         return DeviceWeights(None, 0, width, reason or next(untyped, "their dtype is not modelled"))
     size_of, parts = _sizer(spec, dtype, model_dtype), _parts(weights, stages, tables_on_host)
-    sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
+    sizes = [(size_of(shard(part, layout, spread_names)), size_of(part), part) for part in parts]
     share, whole, part = max(sizes, key=lambda row: row[:2])
     # The bytes that all ranks hold: what is left of a share beyond its part of the weights that are split.
-    number, even = (ranks, NOT_SPREAD) if ranks > 1 else (spread.data_parallel_size, spread)
-    held = share if even == spread else size_of(shard(part, ranks))
+    number = ranks if ranks > 1 else copies
+    held = share if 1 in (ranks, copies) else size_of(shard(part, Layout(ranks)))
     counted, loaded = size_of(weights), described["bytes"] - _unloaded(spec, dtype, model_dtype)
     if loaded != counted and counted:
         share, whole, held = (-(-size * loaded // counted) for size in (share, whole, held))
     replicated = -(-(held * number - whole) // (number - 1)) if number > 1 else 0
     more = 0
     if dtype is None and spec.has_unread_recipe:
-        more = most_in_16_bits(spec, shard(part, ranks, spread), model_dtype, share)
+        more = most_in_16_bits(spec, shard(part, layout, spread_names), model_dtype, share)
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None, most_more_bytes=more)
 
 
@@ -236,7 +238,7 @@ def adapter_buffers(case: Case) -> tuple[tuple[str, int], ...]:
     if option is None:
         raise ValueError(f"{case.engine_name} has no option for adapters")
     slots, rank = given.count(option), given.count("max-lora-rank")
-    size, hidden = case.workload.tensor_parallel_size, weights.embedding.columns
+    size, hidden = case.layout.tensor_parallel_size, weights.embedding.columns
     stages = stage_weights(weights, case.stages) if len(case.stages) > 1 else [weights]
     most = max(_elements(part, size, hidden) for part in stages)
     name = f"LoRA buffers of {slots:,} {'adapter' if slots == 1 else 'adapters'}, rank {rank:,}"

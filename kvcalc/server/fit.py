@@ -189,15 +189,15 @@ def _verdict(found: Budget, fit: documents.Fit) -> str:
     one = case.needed_bytes(workload.context_tokens, 1)
     memory = format_size(found.pool_bytes, capacity=True)
     if one > found.pool_bytes:
-        longest = fit["memory_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
+        longest = fit["memory_context_tokens"] if workload.attention_batch == 1 else None
         option, needed = case.engine.context_option, f"{format_size(one)} of cache per device"
         tried = f"; the longest context that fits is {longest:,}" if longest else ""
         tried += f": {option} {longest}" if longest and option else ""
         stops = "" if case.engine.starts_short else f"{case.engine.title} does not start: "
         return f"{stops}one request of {tokens} needs {needed}, but only {memory} is available{tried}"
-    replicas = workload.data_parallel_size
+    replicas = workload.layout.data_parallel_size
     divided = f" over {replicas} DP ranks" if replicas > 1 else ""
-    together = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
+    together = case.needed_bytes(workload.context_tokens, workload.attention_batch)
     return (
         f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(together)} of cache per "
         f"device, but only {memory} is available; the largest batch that fits is {fit['max_batch_size']:,}"

@@ -50,7 +50,7 @@ def _fused_launches(case: Case, model: SpeedModel) -> int:
 def _adapters(case: Case, weights: ModelWeights, kernels: AdapterKernels) -> Adapters:
     """The adapters on a rank, as wide as the largest rank that the settings allow."""
     given, hidden = SettingsReader(case.engine_name, case.settings), weights.embedding.columns
-    size = case.workload.tensor_parallel_size
+    size = case.layout.tensor_parallel_size
     bytes_per_element = given.count("max-lora-rank") * _ELEMENT_BYTES
     dense, experts = 0, dict[tuple[int, int], int]()
     for block in weights.blocks:

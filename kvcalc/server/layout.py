@@ -10,18 +10,17 @@ from collections.abc import Callable, Sequence
 from kvcalc.engines import context_limits, engine_class
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.workload import Workload
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import weights_of
 from kvcalc.model.variants import WhatIf
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.releases import release_of
-from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, find_gpu, node_devices, own_gpu
 from kvcalc.throughput.speed import check_layout
 from kvcalc.units import parse_tokens
 
 
-def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
+def check_speed(question: SpeedQuestion | None, layout: Layout) -> None:
     """Raise UsageError (exit 2) if one of the two request lengths is missing or --ep does not fit the ranks."""
     question = question or SpeedQuestion()
     given, taken = question.input_tokens, question.output_tokens
@@ -31,69 +30,62 @@ def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
     elif given is None or taken is None:
         missing = "--input-tokens" if given is None else "--output-tokens"
         raise UsageError(f"serving needs {missing} too", "for example --input-tokens 2k --output-tokens 500")
-    check_layout(layout_of(workload))
+    check_layout(layout)
 
 
-def layout_of(workload: Workload) -> Layout:
-    """How one replica's model is divided among its devices."""
-    size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
-    ranks = workload.prompt_ranks
-    return Layout(size, stages, workload.expert_parallel_size, workload.attention_copies, prompt_ranks=ranks)
+def sizes_of(question: Question) -> Layout:
+    """The sizes that a question names, those in its engine's settings too; else one."""
+    prompt_ranks = engine_class(question.engine).prompt_ranks_in(question.engine_settings or {})
+    return question.layout.sizes._replace(prompt_ranks=prompt_ranks)
 
 
-def lay_out(
-    devices: Devices, tensor_parallel_size: int | None, stages: int, dp_ranks: int = 1, prompt_ranks: int = 1
-) -> tuple[Devices, int]:
-    """The devices and the tensor-parallel size.
+def lay_out(question: Question) -> Question:
+    """The question with its devices and its tensor-parallel size, as its engine splits a model over devices.
 
-    Without a size, the model is split over all devices of a stage, and each DP rank over its part of them. If
-    no number of devices was given (1), the result has as many as the layout needs. `prompt_ranks` copies of each
-    DP rank divide the prompts. UsageError (exit 2) if the number of stages or of copies does not divide the
-    number of devices.
+    Without a size, the model is split over all devices of a stage, and each copy of the attention over its part of
+    them. If no number of devices was given (1), the result has as many as the layout needs. UsageError (exit 2) if the
+    number of stages or of copies does not divide the number of devices.
     """
-    copies = dp_ranks * prompt_ranks
-    if tensor_parallel_size is None:
-        if devices.num_devices == 1:
-            return devices._replace(num_devices=stages * copies), 1
-        of_stage, rest = divmod(devices.num_devices, stages)
-        if rest:
-            raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
-        size, rest = divmod(of_stage, copies)
-        if rest or not size:
-            asked = f"--dp {dp_ranks}" if prompt_ranks == 1 else f"prefill context parallelism {copies}"
-            if 1 not in (prompt_ranks, dp_ranks):
-                asked = f"--dp {dp_ranks} x prefill context parallelism {prompt_ranks}"
-            raise UsageError(
-                f"{asked} does not divide {of_stage} devices",
-                f"use --num-gpus {copies * stages}, or a number that divides {of_stage}",
-            )
-        return devices, size
+    devices, stages, layout = question.devices, question.pipeline_parallel_size, sizes_of(question)
+    if devices is None or (devices.num_devices != 1 and question.tensor_parallel_size is not None):
+        return question
     if devices.num_devices == 1:
-        return devices._replace(num_devices=tensor_parallel_size * stages * copies), tensor_parallel_size
-    return devices, tensor_parallel_size
-
-
-def count_replicas(num_devices: int, workload: Workload) -> int:
-    """The number of replicas on the devices. LayoutError (exit 2) if the devices do not make up whole replicas."""
-    size, stages, needed = workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.num_devices
-    replicas, rest = divmod(num_devices, needed)
-    if rest or not replicas:
-        hint = f"use --num-gpus {needed}, or another --tp"
-        if workload.data_parallel_size > 1:
-            hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one DP rank"
-        raise LayoutError(
-            needed_devices(num_devices, size, stages, workload.data_parallel_size, workload.prompt_ranks), hint
+        needed = devices._replace(num_devices=layout.num_devices)
+        return question._replace(devices=needed, tensor_parallel_size=layout.tensor_parallel_size)
+    of_stage, rest = divmod(devices.num_devices, stages)
+    if rest:
+        raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
+    copies = layout.attention_copies
+    size, rest = divmod(of_stage, copies)
+    if rest or not size:
+        sizes = {"--dp": layout.data_parallel_size, "prefill context parallelism": layout.prompt_ranks}
+        given = " x ".join(f"{name} {number}" for name, number in sizes.items() if number > 1)
+        raise UsageError(
+            f"{given} does not divide {of_stage} devices",
+            f"use --num-gpus {copies * stages}, or a number that divides {of_stage}",
         )
+    return question._replace(tensor_parallel_size=size)
+
+
+def count_replicas(num_devices: int, layout: Layout) -> int:
+    """The number of replicas on the devices. LayoutError (exit 2) if the devices do not make up whole replicas."""
+    replicas, rest = divmod(num_devices, layout.num_devices)
+    if rest or not replicas:
+        other = (
+            "another --tp" if layout.data_parallel_size == 1 else "leave out --tp, which is the devices of one DP rank"
+        )
+        raise LayoutError(needed_devices(num_devices, layout), f"use --num-gpus {layout.num_devices}, or {other}")
     return replicas
 
 
-def needed_devices(num_devices: int, size: int, stages: int, dp_ranks: int, prompt_ranks: int) -> str:
+def needed_devices(num_devices: int, layout: Layout) -> str:
     """Why `num_devices` do not make up replicas of this layout."""
-    layout = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
-    layout += f" --dp {dp_ranks}" if dp_ranks > 1 else ""
-    layout += f" and prefill context parallelism {prompt_ranks}" if prompt_ranks > 1 else ""
-    replica = size * stages * dp_ranks * prompt_ranks
-    return f"{num_devices} device{'s' if num_devices > 1 else ''} with {layout}: one replica needs {replica}"
+    stages, dp_ranks, prompt_ranks = layout.pipeline_parallel_size, layout.data_parallel_size, layout.prompt_ranks
+    sizes = f"--tp {layout.tensor_parallel_size}" + (f" --pp {stages}" if stages > 1 else "")
+    sizes += f" --dp {dp_ranks}" if dp_ranks > 1 else ""
+    sizes += f" and prefill context parallelism {prompt_ranks}" if prompt_ranks > 1 else ""
+    devices = f"{num_devices} device{'s' if num_devices > 1 else ''}"
+    return f"{devices} with {sizes}: one replica needs {layout.num_devices}"
 
 
 def over_machines(question: Question, devices: Devices) -> tuple[int | None, int]:
@@ -118,20 +110,20 @@ def completed(question: Question) -> Question:
 
     Raises what `with_requests` raises.
     """
-    engine, settings = engine_class(question.engine), question.engine_settings or {}
-    devices, size, stages = engine.split_layers(
-        settings, question.devices, question.tensor_parallel_size,
-        question.pipeline_parallel_size, question.data_parallel_size,
-    )  # fmt: skip
-    question = question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
-    if devices is None:
+    question = split_layers(question)
+    if question.devices is None:
         return question
-    copies, replicas = engine.prompt_ranks_in(settings), question.data_parallel_size
-    if (size, stages, copies, replicas) == (None, 1, 1, 1):
-        size, stages = over_machines(question, devices)
-        question = question._replace(pipeline_parallel_size=stages)
-    devices, size = lay_out(devices, size, stages, replicas, copies)
-    return with_requests(question._replace(devices=devices, tensor_parallel_size=size))
+    if question.tensor_parallel_size is None and sizes_of(question).num_devices == 1:
+        size, stages = over_machines(question, question.devices)
+        question = question._replace(tensor_parallel_size=size, pipeline_parallel_size=stages)
+    return with_requests(lay_out(question))
+
+
+def split_layers(question: Question) -> Question:
+    """The question with the devices and the sizes that its engine's settings decide (`Engine.split_layers`)."""
+    engine, settings = engine_class(question.engine), question.engine_settings or {}
+    devices, layout = engine.split_layers(settings, question.devices, question.layout)
+    return question.with_layout(layout)._replace(devices=devices)
 
 
 def with_requests(question: Question) -> Question:

@@ -27,7 +27,7 @@ def place_layers(case: Case) -> Case:
 def suggest(case: Case) -> documents.HostOffload | None:
     """What to keep in host memory so that a model fits: the most layers on the device, and the fewest experts in host
     memory. None if the model has stages, or if neither helps. The engine must be able to place parts there."""
-    if case.workload.pipeline_parallel_size > 1:
+    if case.layout.pipeline_parallel_size > 1:
         return None
     layers, experts, options = _most_layers(case), _fewest_experts(case), _options(case)
     found: documents.HostOffload = {

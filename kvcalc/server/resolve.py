@@ -97,8 +97,8 @@ def resolve_types(asked: Question) -> Types:
         place = Place(release_of(asked.engine), device_class)
         settings = engine.with_default_block(spec, kv_type, settings, place)
     workload = resolve_workload(
-        spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.tensor_parallel_size or 1,
-        asked.encoder_tokens, asked.pipeline_parallel_size,
+        spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.layout.sizes,
+        asked.encoder_tokens,
     )  # fmt: skip
     return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note or narrowed)
 
@@ -170,7 +170,7 @@ def allocation_of(
     asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
 ) -> tuple[ModelSpec, Allocation]:
     """All layers with a cache, those that draft tokens included, and what the engine allocates for them."""
-    stages = workload.pipeline_parallel_size
+    stages = workload.layout.pipeline_parallel_size
     if not all_caches(spec):
         text = f"{spec.name}: it drafts tokens for another model, and only reads that model's cache"
         raise ModelError(text, "give it with --speculative draft:4 --draft-model, and estimate the other model")
@@ -215,35 +215,36 @@ def laid_out(asked: Question, spec: ModelSpec, engine: Engine, workload: Workloa
     Raises UsageError (exit 2) if the engine, the context or the number of devices does not allow the layout, and
     ModelError (exit 3) if the model does not.
     """
-    ranks = workload.tensor_parallel_size
+    layout = workload.layout._replace(
+        token_ranks=engine.token_ranks, prompt_ranks=engine.prompt_ranks, divides_decode=engine.divides_decode
+    )
+    ranks = layout.tensor_parallel_size
     if ranks > 1 and not engine.splits_heads:
         raise LayoutError(
             f"--tp {ranks}: tensor parallelism is not supported for {asked.engine}",
             f"use --pp {ranks} to split the layers" if engine.splits_layers else "use --tp 1",
         )
-    engine.check_ranks(spec, ranks)
-    experts = None if asked.speed is None else asked.speed.expert_parallel_size
-    if engine.prompt_ranks > 1:
-        workload = workload._replace(prompt_ranks=engine.prompt_ranks)
-    if asked.data_parallel_size * engine.prompt_ranks > 1:
+    engine.check_ranks(spec, layout)
+    if layout.attention_copies > 1:
         from kvcalc.server.dp_attention import with_dp_ranks
 
-        workload = with_dp_ranks(asked.model, asked.data_parallel_size, experts, engine, workload)
-    elif experts is not None:
-        workload = workload._replace(expert_parallel_size=experts)
+        layout = with_dp_ranks(asked.model, layout, asked.layout.expert_parallel_size, engine)
+    else:
+        layout = layout.with_experts(asked.layout.expert_parallel_size)
     engine.check_context(workload.context_tokens)
-    if asked.devices is not None or (workload.num_devices > 1 and spec.quantization):
+    if asked.devices is not None or (layout.num_devices > 1 and spec.quantization):
         from kvcalc.engines.starts import Start
-        from kvcalc.server.dp_attention import spread_of
+        from kvcalc.server.dp_attention import spread_names
 
         gpu = None if asked.devices is None else asked.devices.gpu
-        engine.check_start(Start(spec, workload, spread_of(spec, engine, workload), asked.dtype, gpu))
+        names = spread_names(spec, engine, layout)
+        engine.check_start(Start(spec, workload.kv_dtype, layout, names, asked.dtype, gpu))
     if asked.devices is not None:
         from kvcalc.server.layout import check_speed, count_replicas
 
-        check_speed(asked.speed, workload)
-        count_replicas(asked.devices.num_devices, workload)
-    return workload
+        check_speed(asked.speed, layout)
+        count_replicas(asked.devices.num_devices, layout)
+    return workload._replace(layout=layout)
 
 
 def with_hits(
@@ -275,12 +276,9 @@ def notes_of(
     spec, drafts = found.spec, found.asked.speculative
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *engine.notes]
     notes += [found.weight_note] if found.weight_note else []
-    if workload.data_parallel_size > 1:
-        from kvcalc.server.dp_attention import WHOLE_COPIES, whole_copies
-
-        if whole_copies(spec, workload):
-            text = f"{spec.name} has no experts to divide: every DP rank is a whole copy of the model"
-            notes.append(Note("workload", WHOLE_COPIES, text))
+    if workload.layout.has_whole_copies:
+        text = f"{spec.name} has no experts to divide: every DP rank is a whole copy of the model"
+        notes.append(Note("workload", "whole-copies", text))
     notes += hits
     if drafts is not None:
         from kvcalc.server import drafting

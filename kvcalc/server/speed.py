@@ -9,9 +9,8 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
 from kvcalc.server.case import Case
-from kvcalc.server.dp_attention import spread_of
+from kvcalc.server.dp_attention import spread_names
 from kvcalc.server.launched import with_launches
-from kvcalc.server.layout import layout_of
 from kvcalc.server.weights import stored_weights
 from kvcalc.throughput.constants import Regime, has_constants
 from kvcalc.throughput.roofline import SpeedModel
@@ -19,7 +18,6 @@ from kvcalc.throughput.speed import StoredWeights, speed_model
 
 if TYPE_CHECKING:
     from kvcalc.throughput.applied import Applied
-    from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
 
 # The most speeds that are remembered for one model. Each device with figures of its own has another one.
@@ -53,8 +51,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     calibration = None if asked.speed is None else asked.speed.calibration
     key: tuple[Any, ...] = (
         asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.engine.placement, calibration,
-        workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
-        workload.expert_parallel_size, case.engine.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
+        workload.layout, *sorted(case.settings.items()),
     )  # fmt: skip
     if asked.speculative is not None:
         from kvcalc.server.drafting.drafter import key_of
@@ -74,19 +71,15 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
 
 
 def _new_speed(case: Case) -> Speed | str:
-    workload, engine = case.workload, case.engine
-    layout = layout_of(workload)._replace(token_ranks=engine.token_ranks, divides_decode=engine.divides_decode)
-    if workload.attention_copies > 1:
-        layout = layout._replace(spread_names=spread_of(case.spec, engine, workload).names)
-    found = _speed(case, case.devices.gpu, layout)
+    found = _speed(case)
     asked = case.question.speed
     if isinstance(found, Speed) and asked is not None and asked.calibration is not None:
         found = asked.calibration.apply(case, found)
     return _with_other_parts(case, found) if isinstance(found, Speed) else found
 
 
-def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
-    spec, workload = case.spec, case.workload
+def _speed(case: Case) -> Speed | str:
+    spec, workload, gpu = case.spec, case.workload, case.devices.gpu
     if spec.is_encoder:
         return f"{spec.name} is an encoder and does not decode"
     if not has_constants(case.question.engine):
@@ -97,8 +90,9 @@ def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     if not isinstance(stored, StoredWeights):
         return stored
     found, regime = speed_model(
-        case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
-    )
+        case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, case.layout,
+        spread_names(spec, case.engine, case.layout),
+    )  # fmt: skip
     return Speed(with_launches(case, stored.weights, found), regime, stored.name)
 
 

@@ -53,11 +53,11 @@ def starts_within(case: Case, fit: documents.Fit) -> tuple[bool | None, str | No
     if engine.starts_short:
         if fit["max_context_tokens"] != 0:
             return True, None
-        tokens, batch = 1, workload.data_parallel_size
+        tokens, batch = 1, workload.layout.data_parallel_size
     else:
         tokens = server_context(case.question, workload.context_tokens)
-        batch = workload.batch_size if engine.allocates_slots else workload.data_parallel_size
-    needed = case.needed_bytes(tokens, workload.attention_batch(batch))
+        batch = workload.batch_size if engine.allocates_slots else workload.layout.data_parallel_size
+    needed = case.needed_bytes(tokens, workload.layout.attention_batch(batch))
     free = fit["kv_cache_memory_bytes"] - needed
     if engine.allocates_slots:  # also on other devices and in host memory
         free = fit["free_bytes"] if fit["fits"] else min(fit["free_bytes"], -1)

@@ -376,7 +376,7 @@ def loaded_towers(case: Case) -> LoadedTowers:
         if tower.parameters is None:
             notes.append(Note("fit", TOWER_NOT_COUNTED, f"the {tower.name} is not counted: {tower.reason}"))
         else:
-            lines.append((tower.name, tower.on_rank(case.workload.tensor_parallel_size) * _ELEMENT_BYTES))
+            lines.append((tower.name, tower.on_rank(case.layout.tensor_parallel_size) * _ELEMENT_BYTES))
     images = None if model.multimodal is None else image_rule(model)
     described, _ = language_model_weights(model, case.spec, case.question.dtype, case.workload.model_dtype)
     if not notes or described["bytes_source"] == "safetensors":  # the files in the model's folder hold the tower

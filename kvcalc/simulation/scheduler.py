@@ -16,7 +16,6 @@ from kvcalc.server.admission import most_at_once
 from kvcalc.server.budget import budget
 from kvcalc.server.capacity import too_many_to_start
 from kvcalc.server.case import Case
-from kvcalc.server.dp_attention import whole_copies
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
@@ -118,9 +117,9 @@ def scheduler_of(
     if schedule is None:
         known = engines_that(lambda engine: engine.schedule is not Engine.schedule)
         raise UsageError(f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(known)}")
-    if whole_copies(case.spec, case.workload):
+    if case.layout.has_whole_copies:
         raise UsageError(
-            "--dp: copies of a model without experts are replicas", f"--replicas {case.workload.data_parallel_size}"
+            "--dp: copies of a model without experts are replicas", f"--replicas {case.layout.data_parallel_size}"
         )
     if isinstance(found, str):
         raise ModelError(f"{case.model.name} cannot be simulated: {found}")
@@ -135,7 +134,7 @@ def scheduler_of(
     too_many = too_many_to_start(case, found.pool_bytes)
     if too_many is not None and not (too_many.is_default or lowers_limit):
         raise DoesNotFitError(too_many.refusal(case.engine.title))
-    replicas, drafted = case.workload.data_parallel_size, case.question.speculative
+    replicas, drafted = case.layout.data_parallel_size, case.question.speculative
     running = max(1, most_at_once(case, found) // replicas)
     checked, lookahead, pool = 1 if drafted is None else 1 + drafted.num_tokens, 0, RunningPool(None)
     if schedule.has_slots:
@@ -151,7 +150,7 @@ def scheduler_of(
         device = case.allocation.largest_stage(case.share, dtype, longest_tokens, 1)
         # TensorRT-LLM's hybrids have states for the requests that fit at full length, unless another number is given.
         limit = found.running_limit(longest_tokens)
-        batch = running if limit is None else min(running, case.workload.attention_batch(max(1, limit)))
+        batch = running if limit is None else min(running, case.layout.attention_batch(max(1, limit)))
         pool = case.allocation.running_pool(device, dtype, longest_tokens, batch, found.offered_bytes)
     steps = schedule.steps(running, longest_tokens, checked)
     # Prompts in steps of their own are computed in whole blocks.

@@ -318,7 +318,7 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
     if layout.prompt_ranks > 1:
         # The copies gather the latents of each other's tokens, which are much shorter than the hidden states.
         all_reduces += counts.attention_layers
-    if layout.data_parallel_size > 1:
+    if layout.attention_copies > 1:
         all_reduces -= counts.moe_layers
     return Times(
         timed(counts.dense),

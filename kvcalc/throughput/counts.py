@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import on_device
-from kvcalc.memory.sharding import Spread, shard
+from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import embedding_bytes, matrices
 from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, most_read
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, Block, ModelWeights, Weight
 from kvcalc.records import NamedTuple
@@ -24,34 +25,6 @@ if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.memory.reads import Reads
     from kvcalc.throughput.adapters import Adapters
-
-
-class Layout(NamedTuple):
-    """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks.
-
-    Each of `data_parallel_size` DP ranks is split over `tensor_parallel_size` devices. The experts and the
-    weights named in `spread_names` are split over `ranks` devices, those of all DP ranks. `token_ranks` of
-    the tensor-parallel devices divide the tokens of the cache among them (decode context parallelism). `prompt_ranks`
-    of the DP ranks hold the same requests and divide their prompts (prefill context parallelism), and with
-    `divides_decode` the requests of a decode step.
-    """
-
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    data_parallel_size: int = 1
-    spread_names: frozenset[str] = frozenset()
-    token_ranks: int = 1
-    prompt_ranks: int = 1
-    divides_decode: bool = True
-
-    @property
-    def ranks(self) -> int:
-        return self.tensor_parallel_size * self.data_parallel_size
-
-    @property
-    def devices(self) -> int:
-        return self.ranks * self.pipeline_parallel_size
 
 
 class Matrices(NamedTuple):
@@ -171,16 +144,20 @@ def count(
     layout: Layout = Layout(),
     linear: Dtype | None = None,
     scheme: Scheme | None = None,
+    spread_names: frozenset[str] = frozenset(),
 ) -> Counts:
     """The counts of a model with weights in `base`, `linear` or `scheme` (see `kvcalc.memory.weights`).
+
+    The experts and the weights named in `spread_names` are split over the devices of all copies of the attention.
 
     `reads` is what a step reads of one rank's cache, as the engine stores it (`Engine.reads`).
     A step reads every weight except the tables from which it takes one row. It reads the whole input embedding only if
     that is also the output head.
     """
     ranks = layout.tensor_parallel_size
-    spread = Spread(layout.data_parallel_size, names=layout.spread_names)
-    held, share = shard(weights, ranks, spread), on_device(spec, ranks)
+    # An expert counts as split over all ranks, which is the mean of the groups.
+    held = shard(weights, layout._replace(expert_parallel_size=1), spread_names)
+    share = on_device(spec, ranks)
     dense, head = _Sum(), _Sum()
     experts: dict[tuple[int, int], _Sum] = {}
     moved: dict[tuple[int, int], float] = {}
@@ -188,7 +165,7 @@ def count(
     moe_layers, dense_moved = 0, 0.0
     for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
         # A weight that is spread gets the tokens of all DP ranks.
-        elements = weight.rows * weight.columns * (spread.data_parallel_size if weight.name in spread.names else 1)
+        elements = weight.rows * weight.columns * (layout.attention_copies if weight.name in spread_names else 1)
         if weight.role in (LOOKUP, EMBEDDING) or not weight.read:
             continue
         if weight.role == ROUTER and weight.rows > 1:
@@ -202,7 +179,7 @@ def count(
             # ranks without the expert: the kernel fills their rows with zeros, and all rows are summed
             # (fused_moe_kernel, model_executor/layers/fused_moe/fused_moe.py of vLLM 0.33.0). Only the all-to-alls of
             # DP ranks send a rank no more than its experts need.
-            senders = layout.expert_parallel_size if layout.data_parallel_size > 1 else 1
+            senders = layout.expert_parallel_size if layout.attention_copies > 1 else 1
             moved[key] = moved.get(key, 0.0) + layers * (outside / senders + weight.rows * weight.columns / outside)
         elif weight.role == HEAD:
             head.add(stored, one_bytes, elements)

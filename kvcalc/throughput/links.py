@@ -14,7 +14,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import node_devices
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.counts import Layout
+    from kvcalc.model.layout import Layout
     from kvcalc.throughput.hardware import Gpu
 
 # PCIe 4.0 x16 in one direction, used if the device's own rate is not known.
@@ -61,7 +61,7 @@ def stage_network(gpu: Gpu, layout: Layout) -> float:
 
     The devices of a stage each send their part over a network port of their own.
     """
-    crossings = min(layout.pipeline_parallel_size, nodes(gpu, layout.devices)) - 1
+    crossings = min(layout.pipeline_parallel_size, nodes(gpu, layout.num_devices)) - 1
     return crossings / layout.tensor_parallel_size / network_bytes_per_second(gpu)
 
 

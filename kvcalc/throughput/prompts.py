@@ -33,7 +33,7 @@ class Prompts:
         parts: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
         self._model, self._input, self._cached = model, input_tokens, cached_tokens
-        self._rules, self._parts, self._replicas = rules, parts, model.layout.data_parallel_size
+        self._rules, self._parts, self._replicas = rules, parts, model.layout.attention_copies
         self.missed = input_tokens - cached_tokens
         # In slots, the parts of a prompt besides those that the room in a step makes.
         self._stops = len(parts) - ceil(self.missed / rules.step_tokens) if parts else None

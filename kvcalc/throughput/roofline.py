@@ -84,6 +84,9 @@ class SpeedModel:
 
     def __init__(self, counts: Counts, gpu: Gpu, constants: Constants) -> None:
         self.counts, self.gpu, self.constants, self.layout = counts, gpu, constants, counts.layout
+        copies, dp_ranks = self.layout.attention_copies, self.layout.data_parallel_size
+        # Copies that do not divide the requests of a step all attend with every request.
+        self._decode_copies = copies if self.layout.divides_decode else dp_ranks
         self.bandwidth = gpu.read_bytes_per_second
         self.attention_flops = matrix_flops(gpu, "bf16")
         self.times = times_of(counts, gpu)
@@ -91,8 +94,7 @@ class SpeedModel:
         launching = constants.decode_launch_seconds * counts.launches
         self.host_launch_seconds = launching + constants.step_seconds if launching else 0.0
         self._asked: tuple[float, Pair] = (-1.0, (0.0, 0.0))
-        is_split = self.layout.data_parallel_size > 1
-        self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if is_split else None
+        self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if copies > 1 else None
 
     def decode(self, batch: float, context_tokens: float, query_tokens: int = 1, busiest: float | None = None) -> Step:
         """One decode step of `batch` sequences with `context_tokens` tokens in the cache.
@@ -171,13 +173,10 @@ class SpeedModel:
 
         A mean of 8.3 sequences is 8 in 70% of the steps and 9 in 30%.
         """
-        replicas, most = self.layout.data_parallel_size, batch if busiest is None else busiest
-        if not self.layout.divides_decode:
-            # Every copy attends with every request.
-            replicas //= self.layout.prompt_ranks
-        if replicas > 1 and busiest is None:
+        copies, most = self._decode_copies, batch if busiest is None else busiest
+        if copies > 1 and busiest is None:
             low, share = divmod(batch, 1)
-            most = (1 - share) * ceil(low / replicas) + share * ceil((low + 1) / replicas)
+            most = (1 - share) * ceil(low / copies) + share * ceil((low + 1) / copies)
         return max(1.0, most / self.layout.pipeline_parallel_size)
 
     def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
@@ -188,7 +187,7 @@ class SpeedModel:
         takes its part of their time.
         """
         stages = self.layout.pipeline_parallel_size
-        prompts = self._prompt_work([Part(cached_tokens, tokens, 1 / self.layout.data_parallel_size)])
+        prompts = self._prompt_work([Part(cached_tokens, tokens, 1 / self.layout.attention_copies)])
         prompts = prompts._replace(sequences=0.0)
         pairs, scores, overhead, communication = prompt_parts(self.costs, prompts)
         compute = sum(multiply for _, multiply in pairs) + scores
@@ -234,8 +233,7 @@ class SpeedModel:
 
     def share_of_prompts(self, prompts: int) -> float:
         """The share of the prompts that the busiest copy of the attention computes. Some copies divide each prompt."""
-        ranks = self.layout.prompt_ranks
-        return ceil(prompts / (self.layout.data_parallel_size // ranks)) / (prompts * ranks)
+        return self.layout.attention_batch(prompts) / (prompts * self.layout.prompt_ranks)
 
     def _prompt_work(self, parts: Sequence[Part]) -> PromptWork:
         sequences = tokens = scores = of_all = 0.0

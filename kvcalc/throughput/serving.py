@@ -165,7 +165,7 @@ def serve(
     again, is_full = 1 + recomputed_tokens / prompts.missed, concurrency > running
     # A request meets the others, not itself.
     others, per_step = (concurrency - 1) / concurrency, model.tokens_per_step
-    replicas = model.layout.data_parallel_size
+    replicas = model.layout.attention_copies
     last: tuple[float, float] | None = None
     decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     mean_step, grouped, per_client = 0.0, 0.0, requests_per_client(concurrency)

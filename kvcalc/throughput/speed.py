@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
+from kvcalc.model.layout import Layout
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, device_kind, load_constants, regions, weight_class
-from kvcalc.throughput.counts import Layout, count
+from kvcalc.throughput.counts import count
 from kvcalc.throughput.roofline import SpeedModel
 
 if TYPE_CHECKING:
@@ -34,26 +35,28 @@ class StoredWeights(NamedTuple):
 
 def check_layout(layout: Layout) -> None:
     """Raise LayoutError (exit 2) if the experts cannot be distributed evenly over the ranks."""
-    size, replicas, experts = layout.tensor_parallel_size, layout.data_parallel_size, layout.expert_parallel_size
-    if layout.ranks % experts and replicas > 1:
-        over = f"--dp {replicas} x --tp {size}" if layout.prompt_ranks == 1 else f"{layout.ranks} devices"
+    size, copies, experts = layout.tensor_parallel_size, layout.attention_copies, layout.expert_parallel_size
+    if layout.ranks % experts and copies > 1:
+        over = f"--dp {copies} x --tp {size}" if layout.prompt_ranks == 1 else f"{layout.ranks} devices"
         raise LayoutError(
             f"--ep {experts} does not divide {over}", f"experts are split over these {layout.ranks} devices"
         )
-    if size % experts and replicas == 1:
+    if size % experts and copies == 1:
         raise LayoutError(f"--ep {experts} does not divide --tp {size}", "experts are split over the --tp devices")
 
 
 def speed_model(
-    spec: ModelSpec, stored: StoredWeights, reads: Reads, gpu: Gpu, engine: str, layout: Layout = Layout()
-) -> tuple[SpeedModel, Regime]:
+    spec: ModelSpec, stored: StoredWeights, reads: Reads, gpu: Gpu, engine: str, layout: Layout = Layout(),
+    spread_names: frozenset[str] = frozenset(),
+) -> tuple[SpeedModel, Regime]:  # fmt: skip
     """The speed of `spec` (bound to its workload) with `engine`, and the regime of its constants.
 
-    `reads` is what a step reads of one rank's cache. `engine` may end in a release: `vllm@0.12`. This takes about a
+    `reads` is what a step reads of one rank's cache. `engine` may end in a release: `vllm@0.12`.
+    `spread_names` are the weights that all copies of the attention divide among them. This takes about a
     millisecond, and `SpeedModel.decode` then takes microseconds. So keep the result and use it for many batches and
     contexts.
     """
-    counts = count(spec, stored.weights, stored.base, reads, layout, stored.linear, stored.scheme)
+    counts = count(spec, stored.weights, stored.base, reads, layout, stored.linear, stored.scheme, spread_names)
     constants, regime = load_constants(engine, gpu)
     return SpeedModel(counts, gpu, constants), regime
 
@@ -79,7 +82,7 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append("models with experts")
     if layout.prompt_ranks > 1:
         found.append("prefill context parallelism")
-    if layout.data_parallel_size > layout.prompt_ranks and model.counts.experts:
+    if layout.data_parallel_size > 1 and model.counts.experts:
         found.append("DP ranks (--dp)")
     if layout.token_ranks > 1:
         found.append("decode context parallelism")
@@ -89,7 +92,7 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append("launches without CUDA graphs")
     if model.counts.adapters is not None:
         found.append("LoRA adapters")
-    if link is not None and layout.devices > link.devices:
+    if link is not None and layout.num_devices > link.devices:
         found.append(f"more than the {link.devices} devices that {link.name} connects")
     return found
 

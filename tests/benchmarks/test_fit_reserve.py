@@ -11,6 +11,7 @@ from benchmarks.reserve_logs import Log, covered, range_of, read_table, read_vll
 from kvcalc.engines.reserve import ReserveInputs
 from kvcalc.engines.sglang.reserve import reserve as sglang
 from kvcalc.memory.sharding import Width
+from kvcalc.model.layout import Layout
 from kvcalc.throughput.hardware import find_gpu
 
 
@@ -57,5 +58,7 @@ def test_sglang_chooses_the_share_that_its_logs_show() -> None:
     assert len(rows) >= 2
     for row in rows:
         memory = find_gpu(row["device"]).memory_bytes
-        found = sglang(ReserveInputs(memory, Width(0, 0, 0, 0, False), 1, 1, 1, {})).settings["mem_fraction_static"]
+        found = sglang(ReserveInputs(memory, Width(0, 0, 0, 0, False), Layout(), 1, 1, {})).settings[
+            "mem_fraction_static"
+        ]
         assert found == pytest.approx((float(row["loaded"]) + float(row["pool"])) / float(row["before"]), abs=0.003)

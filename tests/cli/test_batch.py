@@ -248,9 +248,9 @@ def test_models_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_speeds_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcalc.planning.serving import throughput
+    from kvcalc.server import speed
 
-    monkeypatch.setattr(throughput, "_MOST_SPEEDS", 8)
+    monkeypatch.setattr(speed, "_MOST_SPEEDS", 8)
     device = {"gpu_bandwidth": 3_350_000_000_000, "flops": 989_000_000_000_000}
     questions, seen = Questions(), set()
     for gib in range(80, 110):

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from kvcalc.engines import SERVERS, start_command
-from kvcalc.engines.command import Checkpoint, Layout
+from kvcalc.engines.command import Checkpoint, ServerArguments
 from kvcalc.engines.reading import Read, readers
 from kvcalc.errors import LayoutError, UsageError
+from kvcalc.model.layout import Layout
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.check.servers import choose_server, servers_in
 from kvcalc.writing.shell import join
@@ -36,8 +37,8 @@ def text_of(value: object) -> str:
     return {True: "true", "128,32k": "128,32768"}.get(value, str(value))
 
 
-def read_back(engine: str, checkpoint: Checkpoint, layout: Layout) -> Read:
-    words = start_command(engine).words(checkpoint, layout)
+def read_back(engine: str, checkpoint: Checkpoint, arguments: ServerArguments) -> Read:
+    words = start_command(engine).words(checkpoint, arguments)
     assert words is not None
     return choose_server(join(words), None).read()
 
@@ -51,23 +52,23 @@ def test_a_command_is_read_back(engine: str, seed: int) -> None:
     tp = 1 if engine == "tensorrt-llm" and dp > 1 else tp  # its DP ranks are on one device each
     drafting = None if is_llama else random.choice((None, *DRAFTINGS))
     checkpoint = Checkpoint("org/model", random.choice((None, "main")), random.choice((None, "fp16")))
-    layout = Layout(
-        tp, pp, 1000 * random.randint(1, 99), 8 * random.randint(1, 50), "bf16" if is_llama else "fp8",
-        {name: "" if value is True else str(value) for name, value in options.items()},
-        drafting=drafting, data_parallel_size=dp, expert_parallel_size=tp * dp,
+    arguments = ServerArguments(
+        Layout(tp, pp, dp, tp * dp), 1000 * random.randint(1, 99), 8 * random.randint(1, 50),
+        "bf16" if is_llama else "fp8", {name: "" if value is True else str(value) for name, value in options.items()},
+        drafting=drafting,
     )  # fmt: skip
-    found = read_back(engine, checkpoint, layout)
+    found = read_back(engine, checkpoint, arguments)
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
     if not is_llama:
         assert [found.size(name) for name in sizes] == [tp, pp, dp, tp * dp]
         assert (found.model, found.fields["kv_dtype"]) == ("org/model", "fp8")
         assert found.fields.get("dtype") == checkpoint.dtype
     context = found.fields.get("max_model_len") or found.fields["context_tokens"]
-    assert int(context) == layout.context_tokens
+    assert int(context) == arguments.context_tokens
     assert found.drafting == (None if drafting is None else tuple(drafting))
     # vLLM and TensorRT-LLM count the requests of one DP rank.
     each = 1 if engine == "sglang" else dp
-    assert int(found.settings[RUNNING[engine]]) == -(-(layout.max_running or 0) // each)
+    assert int(found.settings[RUNNING[engine]]) == -(-(arguments.max_running or 0) // each)
     read = {name: text_of({"True": True}.get(text, text)) for name, text in found.settings.items()}
     assert {name: read.get(name) for name in options} == {name: text_of(value) for name, value in options.items()}
     assert not found.unknown

@@ -11,10 +11,11 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import SERVERS, start_command
-from kvcalc.engines.command import Checkpoint, Layout
+from kvcalc.engines.command import Checkpoint, ServerArguments
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.options import SettingsReader, option_names
 from kvcalc.errors import SettingError
+from kvcalc.model.layout import Layout
 from kvcalc.writing.shell import join
 from tests.conftest import ROOT
 from tests.rows import every_row
@@ -194,11 +195,11 @@ GONE, RENAMED = {"mamba-cache-mode"}, {
 def test_an_option_is_in_the_command(engine: str, name: str) -> None:
     value = CASES[engine][name].value
     sizes = {"max-num-seqs": value, "max-running-requests": value, "max-batch-size": value, "parallel": value}
-    layout = Layout(
-        1, 1, 8192, int(str(sizes.get(name, 4))), "fp16", {name: "" if value is True else str(value)},
+    arguments = ServerArguments(
+        Layout(), 8192, int(str(sizes.get(name, 4))), "fp16", {name: "" if value is True else str(value)},
         prompt_division="in-seq-split" if name == "attn-cp-size" else None,
     )  # fmt: skip
-    command = join(start_command(engine).words(Checkpoint("a/b"), layout) or [])
+    command = join(start_command(engine).words(Checkpoint("a/b"), arguments) or [])
     words = command.replace("_", "-").lower()
     text = str(value).replace("64k", "65536").partition(",")[0]
     is_there = RENAMED.get(name, name).replace("_", "-") in words and (value is True or text in command.lower())

@@ -12,6 +12,7 @@ from kvcalc.engines.reserve import GIB, MIB, ReserveInputs
 from kvcalc.engines.sglang.settings import steps_by_memory
 from kvcalc.errors import UsageError
 from kvcalc.memory.sharding import Width
+from kvcalc.model.layout import Layout
 from kvcalc.model.resolve import load_model
 from kvcalc.model.towers.image_rule import ImageRule
 from kvcalc.releases import Release, release_of
@@ -25,7 +26,7 @@ MEMORY = 80 * GIB
 
 
 def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
-    question = ReserveInputs(MEMORY, width, 1, 4096, 1, {})
+    question = ReserveInputs(MEMORY, width, Layout(), 4096, 1, {})
     settings = {
         **engine_class(engine).device_settings(
             changes.get("memory_bytes", MEMORY), "h100-sxm", "hopper", changes.get("release"), {}
@@ -125,7 +126,9 @@ def test_vllm_before_it_counted_graphs() -> None:
 
 def test_vllm_settings() -> None:
     found = ask(
-        "vllm", settings={"gpu-memory-utilization": "0.5", "max-num-seqs": "8", "enforce-eager": "true"}, ranks=4
+        "vllm",
+        settings={"gpu-memory-utilization": "0.5", "max-num-seqs": "8", "enforce-eager": "true"},
+        layout=Layout(1, 4),
     )
     assert lines(found) == {
         "unused share (1 - 0.5)": MEMORY // 2,
@@ -137,10 +140,10 @@ def test_vllm_settings() -> None:
 
 
 def test_vllm_has_fewer_buffers_without_fast_links() -> None:
-    assert lines(ask("vllm", ranks=2, has_fast_links=False))["NCCL buffers"] == 704 * MIB
+    assert lines(ask("vllm", layout=Layout(1, 2), has_fast_links=False))["NCCL buffers"] == 704 * MIB
     old = Release.of(0, 10)
-    assert lines(ask("vllm", ranks=2, release=old))["NCCL buffers"] == 704 * MIB
-    assert "NCCL buffers" not in lines(ask("vllm", ranks=2, has_fast_links=False, release=old))
+    assert lines(ask("vllm", layout=Layout(1, 2), release=old))["NCCL buffers"] == 704 * MIB
+    assert "NCCL buffers" not in lines(ask("vllm", layout=Layout(1, 2), has_fast_links=False, release=old))
 
 
 def test_vllm_captures_fewer_graphs_for_fewer_requests() -> None:
@@ -225,7 +228,7 @@ def test_vllm_gathers_latents_for_sparse_attention() -> None:
 
 
 def test_estimated_parts_of_vllm_have_a_range() -> None:
-    share, *others = ask("vllm", ranks=2).held
+    share, *others = ask("vllm", layout=Layout(1, 2)).held
     assert share.low == share.high == share.bytes
     for part in others:
         assert part.low is not None
@@ -272,9 +275,9 @@ def test_gemma_4_on_two_arc_pro_b70() -> None:
 
 
 def test_every_dp_rank_gathers_the_tokens_of_the_others() -> None:
-    one = ReserveInputs(MEMORY, LLAMA_8B, 1, 4096, 1, {})
+    one = ReserveInputs(MEMORY, LLAMA_8B, Layout(), 4096, 1, {})
     for replicas in (1, 2, 8):
-        found = one._replace(dp_ranks=replicas).step_activations(1000)
+        found = one._replace(layout=Layout(1, 1, replicas)).step_activations(1000)
         assert found - one.step_activations(1000) == 1000 * (replicas - 1) * 4096 * 2
 
 
@@ -316,9 +319,9 @@ def test_sglang_keeps_more_free_for_a_vision_tower(vision: dict[str, int], facto
 
 
 def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
-    assert lines(ask("sglang", ranks=4, has_fast_links=False)).keys() & {"NCCL buffers"} == set()
+    assert lines(ask("sglang", layout=Layout(1, 4), has_fast_links=False)).keys() & {"NCCL buffers"} == set()
     assert lines(ask("sglang", shares_memory=True))["CUDA context"] == 10 * GIB
-    for part in ask("sglang", ranks=2, multimodal={}).held:
+    for part in ask("sglang", layout=Layout(1, 2), multimodal={}).held:
         assert part.low is not None
         assert part.high is not None
         is_estimated = part.name in ("CUDA context", "NCCL buffers")
@@ -363,13 +366,13 @@ def test_what_vllm_takes_for_each_logit(
 def test_the_parts_of_vllms_peak() -> None:
     """DP ranks gather each other's tokens in a layer. The workspaces of experts stay while the step samples."""
     name = "activations of 8,192 tokens"
-    ranks = lines(ask("vllm", LLAMA_2_7B, dp_ranks=4))[name]
+    ranks = lines(ask("vllm", LLAMA_2_7B, layout=Layout(1, 1, 4)))[name]
     assert ranks == 8192 * (4 * 4096 + 3 * 4096 + 3 * 11008) * 2
     experts = lines(ask("vllm", LLAMA_8B._replace(has_experts=True)))[name]
     assert experts == 1024 * 128256 * 6 + 8192 * (3 * 4096 + 3 * 14336) * 2
     # Tensor-parallel ranks divide the inner values of the vision tower, and not its rows.
     images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3421)
-    tower = lines(ask("vllm", images=images, tensor_parallel_size=2, settings={"max-num-seqs": "8"}))[name]
+    tower = lines(ask("vllm", images=images, layout=Layout(2), settings={"max-num-seqs": "8"}))[name]
     assert tower == 16384 * 4 * (4 * 1280 + 5132) * 2
 
 
@@ -385,14 +388,16 @@ def test_vllms_reserve_varies_with_the_context_for_videos_and_sparse_attention()
 def test_vllms_graphs_of_experts_and_its_all_reduce_by_release() -> None:
     experts = lines(ask("vllm", LLAMA_8B._replace(has_experts=True)))
     assert experts["CUDA graphs"] == 32 * 20 * MIB
-    buffers = [lines(ask("vllm", ranks=2, release=release_of(f"vllm@{name}"))) for name in ("0.16", "0.17", "0.33")]
+    buffers = [
+        lines(ask("vllm", layout=Layout(1, 2), release=release_of(f"vllm@{name}"))) for name in ("0.16", "0.17", "0.33")
+    ]
     assert [found["NCCL buffers"] for found in buffers] == [704 * MIB, 1843 * MIB, 1843 * MIB]
 
 
 def test_the_range_of_vllms_parts_is_the_one_that_the_manual_states() -> None:
     """docs/guides/fit.md: 0.74 to 1.37, from the logs of benchmarks/vllm_memory.tsv (benchmarks/fit_reserve.py)."""
-    eager = ask("vllm", settings={"enforce-eager": "", "max-num-seqs": "8"}, ranks=2).held[1:]
-    for part in (*eager, *ask("vllm", ranks=2).held[2:]):
+    eager = ask("vllm", settings={"enforce-eager": "", "max-num-seqs": "8"}, layout=Layout(1, 2)).held[1:]
+    for part in (*eager, *ask("vllm", layout=Layout(1, 2)).held[2:]):
         assert (part.low, part.high) == pytest.approx((0.74 * part.bytes, 1.37 * part.bytes)), part.name
 
 
@@ -412,7 +417,7 @@ def test_a_first_start_of_vllm_holds_a_copy_of_the_embedding() -> None:
     # A start that finds the compiled code has the smaller peak, and some starts keep a further copy.
     step = 2048 * (4 * 3584 + 3 * 18944) * 2
     assert (found.low, found.high) == (int(0.74 * step), ceil(1.37 * EMBEDDING) + EMBEDDING)
-    assert activations(tensor_parallel_size=2).bytes == EMBEDDING // 2
+    assert activations(layout=Layout(2)).bytes == EMBEDDING // 2
     others: tuple[dict[str, Any], ...] = (
         {"settings": {**SMALL_STEP, "enforce-eager": ""}},
         {"multimodal": {"vision_config": {}}},
@@ -433,7 +438,7 @@ def test_streams_of_hyper_connections_are_whole_on_every_rank() -> None:
     flash = Width(65536, 4096, 129280, 43, True, streams=4)
     settings = {"max-num-batched-tokens": "8192", "max-num-seqs": "4", "enforce-eager": ""}
     for ranks, device_class, rows in ((1, "ampere", 19), (4, "ampere", 19), (1, "blackwell", 12)):
-        found = ask("vllm", flash, settings=settings, tensor_parallel_size=ranks, device_class=device_class)
+        found = ask("vllm", flash, settings=settings, layout=Layout(ranks), device_class=device_class)
         assert found.held[1].bytes == 8192 * rows * 4 * 4096 * 2
 
 
@@ -504,7 +509,7 @@ def test_sglang_default_share_of_mla() -> None:
 
 
 def test_sglang_given_a_share() -> None:
-    found = lines(ask("sglang", settings={"mem-fraction-static": "0.9"}, ranks=2))
+    found = lines(ask("sglang", settings={"mem-fraction-static": "0.9"}, layout=Layout(1, 2)))
     free = MEMORY - (640 + 1152) * MIB
     assert found["activations and graphs (1 - 0.9)"] == free - int(free * 0.9)
 
@@ -525,7 +530,9 @@ def test_a_server_reserves_the_logits_that_it_reads() -> None:
     wide = Width(3 * 17408, 5120, 248320, 64, False)
     one = ask("llama.cpp", wide, context_tokens=262144, settings={"parallel": "1"})
     assert lines(one)[BUFFER] / MIB == pytest.approx(378.02, abs=0.05)
-    two = ask("llama.cpp", wide, context_tokens=262144, ranks=2, settings={"parallel": "1", "ubatch-size": "2048"})
+    two = ask(
+        "llama.cpp", wide, context_tokens=262144, layout=Layout(1, 2), settings={"parallel": "1", "ubatch-size": "2048"}
+    )
     assert lines(two)["compute buffer of 2,048 tokens"] / MIB == pytest.approx(4744.25, abs=0.3)
     # A row of logits for every slot and drafted token.
     small = Width(1024, 128, 248320, 4, False)
@@ -557,7 +564,9 @@ def test_llama_cpp_holds_a_mask_that_grows_with_the_cells() -> None:
     assert lines(ask("llama.cpp", context_tokens=2**17, batch_size=4)) == lines(new)
     own = ask("llama.cpp", context_tokens=2**17, batch_size=4, settings={"parallel": "4"})
     assert lines(own)[BUFFER] == 512 * (layer + 2**17 * 2)
-    assert lines(ask("llama.cpp", context_tokens=2**17, ranks=2))[BUFFER] == 512 * (layer + 4 * (2**17 * 2 + 4096 * 4))
+    assert lines(ask("llama.cpp", context_tokens=2**17, layout=Layout(1, 2)))[BUFFER] == 512 * (
+        layer + 4 * (2**17 * 2 + 4096 * 4)
+    )
 
 
 def test_metal_has_no_context_of_a_driver() -> None:
@@ -612,7 +621,7 @@ def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() 
     def cells(batch: int, build: int | None = None, **settings: str) -> int:
         given = {name.replace("_", "-"): text for name, text in {"flash_attn": "off", **settings}.items()}
         asked = ReserveInputs(
-            MEMORY, LLAMA_2_7B, 1, 1 << 20, batch, given, num_heads=32,
+            MEMORY, LLAMA_2_7B, Layout(), 1 << 20, batch, given, num_heads=32,
             release=None if build is None else Release.of(build),
         )  # fmt: skip
         # For every token of a micro-batch, a layer has its values, and the mask and the scores of 32 heads of every
@@ -660,8 +669,9 @@ def test_sglang_default_share_of_a_release(release: str, method: str | None, res
 )  # fmt: skip
 def test_sglang_s_older_default_share_follows_the_memory_and_the_ranks(mib: int, ranks: int, gib: float) -> None:
     for release in ("0.4.7.post1", "0.5.2"):
-        for dp_ranks, more in ((1, 0), (2, 4)):
-            asked: dict[str, Any] = {"memory_bytes": mib * MIB, "ranks": ranks, "dp_ranks": dp_ranks}
+        for dp_ranks, more in ((1, 0), (2, 4)) if ranks > 1 else ((1, 0),):
+            layout = Layout(ranks // dp_ranks, 1, dp_ranks)
+            asked: dict[str, Any] = {"memory_bytes": mib * MIB, "layout": layout}
             found = ask("sglang", release=release_of(f"sglang@{release}"), **asked)
             assert found.settings == {"mem_fraction_static": round((mib - (gib + more) * 1024) / mib, 3)}
 
@@ -735,7 +745,11 @@ def test_sglang_default_share_on_a_small_device_of_a_release() -> None:
 )  # fmt: skip
 def test_sglang_oldest_default_share(release: str, mib: int, ranks: int, method: str | None, share: float) -> None:
     found = ask(
-        "sglang", release=release_of(f"sglang@{release}"), memory_bytes=mib * MIB, ranks=ranks, drafts_by=method
+        "sglang",
+        release=release_of(f"sglang@{release}"),
+        memory_bytes=mib * MIB,
+        layout=Layout(ranks),
+        drafts_by=method,
     )
     assert found.settings["mem_fraction_static"] == pytest.approx(share, abs=1e-6)
 
@@ -743,7 +757,9 @@ def test_sglang_oldest_default_share(release: str, mib: int, ranks: int, method:
 def test_sglang_s_share_of_large_devices_of_nvidia_is_not_that_of_amds() -> None:
     release, memory = release_of("sglang@0.4.7"), 196_592 * MIB
     shares = [
-        ask("sglang", release=release, memory_bytes=memory, ranks=8, is_amd=is_amd).settings["mem_fraction_static"]
+        ask("sglang", release=release, memory_bytes=memory, layout=Layout(1, 8), is_amd=is_amd).settings[
+            "mem_fraction_static"
+        ]
         for is_amd in (False, True)
     ]
     assert shares == [0.79, round((196_592 - 18 * 1024) / 196_592, 6)]
@@ -814,7 +830,7 @@ def test_sglang_leaves_more_free_for_aiter_on_amd() -> None:
     # MLA: with 16 or 128 heads on a device. DeepSeek-V3 has 128, Kimi-K2 64.
     heads = {(128, 8): 0.425, (128, 1): 0.425, (64, 4): 0.425, (64, 8): 0.5, (128, 4): 0.5}
     for (number, ranks), expected in heads.items():
-        assert share(is_latent=True, num_heads=number, tensor_parallel_size=ranks) == expected
+        assert share(is_latent=True, num_heads=number, layout=Layout(ranks)) == expected
     assert share(is_latent=True, num_heads=128, has_sparse_latent=True) == share(model_type="deepseek_v4") == 0.5
 
 

@@ -14,8 +14,7 @@ from kvcalc.engines.starts import Rules, Start, backend_block
 from kvcalc.engines.starts import check as check_start
 from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, UsageError
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.sharding import NOT_SPREAD
-from kvcalc.memory.workload import Workload
+from kvcalc.model.layout import Layout
 from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import choose_server
 from kvcalc.question.question import SpeedQuestion
@@ -393,10 +392,10 @@ def test_an_encoder_is_checked_under_the_newest_stable_release(engine: str) -> N
 
 
 def start_of(
-    model: str, gpu: str | None = "h100", tp: int = 1, dtype: str | None = None, kv_dtype: str = "bf16", **sizes: int
+    model: str, gpu: str | None = "h100", tp: int = 1, dtype: str | None = None, kv_dtype: str = "bf16", **sizes: Any
 ) -> Start:
-    workload = Workload(4096, 1, DTYPES[kv_dtype], DTYPES["bf16"], tp, (), **sizes)
-    return Start(kvcalc.load_model(model), workload, NOT_SPREAD, dtype, None if gpu is None else find_gpu(gpu))
+    layout, device = Layout(tp, **sizes), None if gpu is None else find_gpu(gpu)
+    return Start(kvcalc.load_model(model), DTYPES[kv_dtype], layout, frozenset(), dtype, device)
 
 
 def refused(begun: Start, rules: Rules, backend: str | None = None) -> tuple[str | None, str | None]:
@@ -513,8 +512,8 @@ SMALL = {
 def test_only_matrices_of_several_whole_blocks_have_scales(
     config: dict[str, object], tp: int, reason: str | None
 ) -> None:
-    workload = Workload(4096, 1, DTYPES["bf16"], DTYPES["bf16"], tp, ())
-    begun = Start(kvcalc.read_config(config, "small", ""), workload, NOT_SPREAD, None, find_gpu("h100"))
+    spec = kvcalc.read_config(config, "small", "")
+    begun = Start(spec, DTYPES["bf16"], Layout(tp), frozenset(), None, find_gpu("h100"))
     found, _ = refused(begun, Rules(inputs=False))
     assert found is None if reason is None else reason in str(found)
 
@@ -529,8 +528,8 @@ def test_each_device_has_whole_groups_of_the_inputs_that_are_divided(intermediat
         **SMALL, "hidden_size": 384, "num_attention_heads": 4, "head_dim": 128, "intermediate_size": intermediate,
         "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
     }  # fmt: skip
-    workload = Workload(4096, 1, DTYPES["bf16"], DTYPES["bf16"], 2, ())
-    begun = Start(kvcalc.read_config(config, "small", ""), workload, NOT_SPREAD, None, find_gpu("h100"))
+    spec = kvcalc.read_config(config, "small", "")
+    begun = Start(spec, DTYPES["bf16"], Layout(2), frozenset(), None, find_gpu("h100"))
     found, _ = refused(begun, Rules(groups=["awq"]))
     assert found is None if reason is None else reason in str(found)
     assert refused(begun, Rules(groups=["gptq"])) == (None, None)

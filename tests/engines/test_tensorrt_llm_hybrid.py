@@ -11,6 +11,7 @@ from kvcalc.engines import load_engine
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.drafting import Speculation
+from kvcalc.model.layout import Layout
 from tests.documents import estimate, texts
 from tests.engines.models import ask, gated_delta, lines, total
 
@@ -147,6 +148,6 @@ def test_several_groups_of_a_state_are_divided_and_one_is_on_every_device(
     for ranks in (1, 2, 4, 8):
         if ranks in refused:
             with pytest.raises(LayoutError, match=f"does not divide the {groups} groups"):
-                rules.check_ranks(spec._replace(layers=cut), ranks)
+                rules.check_ranks(spec._replace(layers=cut), Layout(ranks))
         else:
-            rules.check_ranks(spec._replace(layers=cut), ranks)
+            rules.check_ranks(spec._replace(layers=cut), Layout(ranks))

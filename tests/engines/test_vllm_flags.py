@@ -18,6 +18,7 @@ from kvcalc.engines.vllm.layers import _glm5_pages
 from kvcalc.engines.vllm.settings import check_partition, check_token_ranks, is_number_of_layers
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.model.caches import IndexerKeys
+from kvcalc.model.layout import Layout
 from kvcalc.model.presets import find_preset
 from kvcalc.releases import release_of
 from tests.documents import estimate
@@ -264,11 +265,12 @@ def test_which_ranks_divide_the_tokens_of_the_cache(
 ) -> None:
     """ParallelConfig (config/parallel.py), verify_with_parallel_config (config/model.py), vLLM 0.33.0."""
     place = Place(None if release is None else release_of(f"vllm@{release}"))
+    layout = Layout(tp, token_ranks=ranks, prompt_ranks=copies)
     if words is None:
-        check_token_ranks(kvcalc.load_model(model), tp, ranks, copies, place)
+        check_token_ranks(kvcalc.load_model(model), layout, place)
         return
     with pytest.raises(KvcalcError) as refused:
-        check_token_ranks(kvcalc.load_model(model), tp, ranks, copies, place)
+        check_token_ranks(kvcalc.load_model(model), layout, place)
     assert words in f"{refused.value}, {refused.value.hint}"
 
 

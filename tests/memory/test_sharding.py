@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.sharding import Spread, shard, stage_weights, width_of
+from kvcalc.memory.sharding import shard, stage_weights, width_of
 from kvcalc.memory.weights import plain_bytes
 from kvcalc.model import spec as specs
+from kvcalc.model.layout import Layout
 from kvcalc.model.resolve import load_model
 from kvcalc.model.tensors import ModelWeights
 
@@ -33,18 +34,18 @@ Q, KV, MLP, NORM, TABLE = 4096 * 4096, 1024 * 4096, 14336 * 4096, 4096, 128256 *
 def test_llama_on_a_rank(ranks: int, kv_parts: int) -> None:
     layer = (2 * Q + 3 * MLP) // ranks + 2 * KV // kv_parts + 2 * NORM
     expected = 2 * (32 * layer + 2 * TABLE // ranks + NORM)
-    assert bytes_of(shard(weights_of("llama-3-8b"), ranks)) == expected
+    assert bytes_of(shard(weights_of("llama-3-8b"), Layout(ranks))) == expected
 
 
 def test_what_does_not_divide_is_rounded_up() -> None:
     whole = bytes_of(weights_of("llama-3-8b"))
-    share = bytes_of(shard(weights_of("llama-3-8b"), 3))
+    share = bytes_of(shard(weights_of("llama-3-8b"), Layout(3)))
     assert whole < 3 * share < 1.001 * whole
 
 
 def test_mla_keeps_its_down_projections_and_routers_whole() -> None:
     weights = weights_of("deepseek-v3")
-    share = shard(weights, 8)
+    share = shard(weights, Layout(8))
     whole = {w.name: w for block in weights.blocks for w in block.weights}
     part = {w.name: w for block in share.blocks for w in block.weights}
     for name in ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "mlp.gate", "input_layernorm"):
@@ -96,7 +97,7 @@ def test_experts_give_a_row_for_each_expert_that_a_token_is_sent_to() -> None:
 )
 def test_experts_are_spread_over_the_ranks_of_all_dp_ranks(replicas: int, groups: int, copies: int, rows: int) -> None:
     """The groups of ranks share the experts, and the ranks of a group split each. Attention is in every DP rank."""
-    share = shard(weights_of("deepseek-v3"), 2, Spread(replicas, groups, frozenset({"self_attn.o_proj"})))
+    share = shard(weights_of("deepseek-v3"), Layout(2, 1, replicas, groups), frozenset({"self_attn.o_proj"}))
     part = {weight.name: weight for block in share.blocks for weight in block.weights}
     experts = part["mlp.experts.0.up_proj"]
     assert (experts.copies, experts.rows) == (copies, rows)

@@ -20,6 +20,7 @@ from kvcalc.memory.sharding import (
     whole_of,
     width_of,
 )
+from kvcalc.model.layout import Layout
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import (
@@ -104,15 +105,15 @@ def held(weights: ModelWeights) -> dict[tuple[str, int], int]:
 
 
 def test_a_rank_holds_its_part_of_split_weights_rounded_up_and_all_of_whole_ones() -> None:
-    share = shard(MODEL, 3)
+    share = shard(MODEL, Layout(3))
     assert share.embedding == EMBED._replace(rows=34)
     rows = {"norm": 8, "mlp.gate_proj": 7, "mlp.up_proj": 7, "mlp.down_proj": 3}
     expected = {(f"layers.{{}}.{name}", number): size for name, size in rows.items() for number in range(4)}
     expected |= {("layers.{}.attn.down", number): 3 for number in (1, 3)}
     assert held(share) == expected | {("last_norm", 0): 8, ("head", 0): 34}
     assert not share.tied
-    assert shard(ModelWeights(EMBED, True, ()), 2).tied
-    assert shard(MODEL, 1) is MODEL
+    assert shard(ModelWeights(EMBED, True, ()), Layout(2)).tied
+    assert shard(MODEL, Layout(1)) is MODEL
 
 
 @pytest.mark.parametrize("tied", [True, False])

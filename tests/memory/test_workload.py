@@ -7,6 +7,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import resolve_workload
+from kvcalc.model.layout import Layout
 
 LLAMA = kvcalc.load_model("llama-3-8b")
 
@@ -49,7 +50,7 @@ def test_the_caches_dtype(torch_dtype: str | None, dtype: str | None, kv_dtype: 
 )
 def test_devices_must_divide_the_heads(model: str, tp: int) -> None:
     with pytest.raises(UsageError, match="does not divide"):
-        resolve_workload(kvcalc.load_model(model), tensor_parallel_size=tp)
+        resolve_workload(kvcalc.load_model(model), layout=Layout(tp))
 
 
 def test_kv_heads_that_split_unevenly_are_refused() -> None:
@@ -61,11 +62,11 @@ def test_kv_heads_that_split_unevenly_are_refused() -> None:
         "head_dim": 8,
     }
     with pytest.raises(UsageError, match="KV heads"):
-        resolve_workload(kvcalc.read_config(config, "x", "x"), tensor_parallel_size=4)
+        resolve_workload(kvcalc.read_config(config, "x", "x"), layout=Layout(4))
 
 
 @pytest.mark.parametrize(
     ("model", "tp"), [("llama-3-70b", 8), ("llama-3-70b", 64), ("deepseek-v3", 128), ("falcon-7b", 71)]
 )
 def test_replication_is_allowed(model: str, tp: int) -> None:
-    assert resolve_workload(kvcalc.load_model(model), tensor_parallel_size=tp).tensor_parallel_size == tp
+    assert resolve_workload(kvcalc.load_model(model), layout=Layout(tp)).layout.tensor_parallel_size == tp

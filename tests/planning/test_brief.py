@@ -9,9 +9,10 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError
+from kvcalc.model.layout import Layout
 from kvcalc.planning.answers.estimate import answer_case
 from kvcalc.planning.plan import traffic as traffic_module
-from kvcalc.planning.plan.shapes import Shape, all_shapes, stage_shapes
+from kvcalc.planning.plan.shapes import all_shapes, stage_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Probe, Traffic, probe
 from kvcalc.question.question import CacheReuse, Question
@@ -32,7 +33,7 @@ def found(traffic: Traffic, kind: Platform, shape: Any, running: int, is_brief: 
     serving = one.serving if one.trouble is None or one.speed is not None else None
     fit: Any = one.memory.fit
     figures = [fit[name] for name in DECIDES]
-    return one.running, one.trouble, one.is_tight, one.expert_parallel_size, figures, serving, isinstance(one, Probe)
+    return one.running, one.trouble, one.is_tight, figures, serving, isinstance(one, Probe)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
@@ -62,7 +63,7 @@ def test_a_calibration_narrows_the_ranges_of_a_brief_probe_too() -> None:
     speed = kvcalc.SpeedQuestion(calibration=kvcalc.read_calibration([log]))
     traffic = Traffic(Question(kvcalc.load_model("llama-3.1-8b")), one_length(1000, 200), Targets(16, None), False)
     calibrated = traffic._replace(question=traffic.question._replace(speed=speed))
-    asked = Platform(find_gpu("h100"), 8, "vllm"), Shape(1, 1), 16
+    asked = Platform(find_gpu("h100"), 8, "vllm"), Layout(1, 1), 16
     plain, whole, brief = (
         found(one, *asked, is_brief) for one, is_brief in ((traffic, False), (calibrated, False), (calibrated, True))
     )
@@ -86,7 +87,7 @@ def test_a_search_of_plain_layouts_needs_no_whole_answers(monkeypatch: pytest.Mo
     monkeypatch.setattr(traffic_module, "answer_case", whole)
     traffic = Traffic(LLAMA, one_length(1000, 200), Targets(16, None), False)
     for running, fits in ((1, True), (16, True), (10_000, False)):
-        one = probe(traffic, Platform(find_gpu("h100"), 8, "vllm"), Shape(1, 1), running, is_brief=True)
+        one = probe(traffic, Platform(find_gpu("h100"), 8, "vllm"), Layout(1, 1), running, is_brief=True)
         assert (one.trouble is None) is fits
 
 

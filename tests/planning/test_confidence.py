@@ -7,9 +7,9 @@ from math import inf
 from typing import Any
 
 import pytest
-from kvcalc.planning.serving import throughput
 
 import kvcalc
+from kvcalc.planning.answers import throughput
 from kvcalc.planning.plan.disaggregated import instances
 from kvcalc.throughput.speed import judged_factor, range_factors
 from tests.conftest import at_night

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.model.layout import Layout as Shape
 from kvcalc.planning.plan import confirm
 from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judge, Judged
 from kvcalc.planning.plan.planned import PlannedLoad
 from kvcalc.planning.plan.replicas import Found, OnePool
-from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Simulated, Targets
 from kvcalc.planning.plan.traffic import Trouble
 from kvcalc.question.request_lengths import Lengths
@@ -333,7 +333,7 @@ def one_pool(replicas: int, tensor: int = 1, targets: Targets = Targets(None, RA
             rate = targets.requests_per_second
             return None if rate is None else rate / (self.replicas * 5.0)
 
-    return Known(traffic, SimpleNamespace(max_devices=64, price=None), Shape(tensor, 1), replicas, probe)  # type: ignore[arg-type]
+    return Known(traffic, SimpleNamespace(max_devices=64, price=None), Shape(tensor), replicas, probe)  # type: ignore[arg-type]
 
 
 def taken(
@@ -345,7 +345,7 @@ def taken(
 
     def simulated(_: object, one: OnePool) -> Any:
         tried.append(str(one))
-        missed = None if one.replicas >= needed[one.shape.tensor] else "late"
+        missed = None if one.replicas >= needed[one.shape.tensor_parallel_size] else "late"
         return SimpleNamespace(missed=missed, layout=SimpleNamespace(most_running=77))
 
     monkeypatch.setattr(confirm, "find_layouts", lambda *_: iter([Found(layouts, trouble)]))

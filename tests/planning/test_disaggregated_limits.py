@@ -85,7 +85,7 @@ def test_a_pair_costs_at_least_what_its_instances_do_that_keep_up_with_the_load(
     """A prefill instance has 2 devices and completes 2 prompts a second, a decode instance 4 and 5 answers of 10."""
 
     def instance(devices: int, rates: Any) -> Any:
-        return SimpleNamespace(shape=SimpleNamespace(devices=devices), rates=rates)
+        return SimpleNamespace(shape=SimpleNamespace(num_devices=devices), rates=rates)
 
     prefills = [instance(2, PREFILL)]
     decodes = [instance(4, DECODE._replace(slots=0)), instance(4, DECODE._replace(most=90, slots=10))]

@@ -94,9 +94,9 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
             for decode in known.decodes(decode_kind)[0]:
                 seconds = transfer_bytes(prefill.sent, decode.sent) / 50_000_000_000
                 pair, meets = Pair(prefill.rates, decode.rates, seconds), find_judge(targets, prefill, decode)
-                for x in range(1, 12 // prefill.shape.devices + 1):
-                    for y in range(1, 12 // decode.shape.devices + 1):
-                        devices = x * prefill.shape.devices, y * decode.shape.devices
+                for x in range(1, 12 // prefill.shape.num_devices + 1):
+                    for y in range(1, 12 // decode.shape.num_devices + 1):
+                        devices = x * prefill.shape.num_devices, y * decode.shape.num_devices
                         cost = devices[0] * of_prefill + devices[1] * of_decode
                         if sum(devices) > limit or (cheapest is not None and cost >= cheapest):
                             continue

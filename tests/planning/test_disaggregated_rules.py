@@ -12,6 +12,7 @@ import pytest
 import kvcalc
 from kvcalc.engines import disaggregation_of
 from kvcalc.errors import LayoutError, ModelError, UsageError
+from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.disaggregated import search
 from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
 from kvcalc.planning.plan.disaggregated.matching import Load, Times
@@ -19,7 +20,6 @@ from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_jo
 from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _find, _points, split_points
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, times_between
-from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.question.question import Question, SpeedQuestion
@@ -141,15 +141,15 @@ def test_a_refusal_of_dp_ranks_that_nobody_asked_for_leaves_the_other_layouts(
 ) -> None:
     made = prefill_instance
 
-    def refusing(traffic: Traffic, kind: Platform, shape: Shape) -> Any:
-        if shape.dp_ranks in refused:
+    def refusing(traffic: Traffic, kind: Platform, shape: Layout) -> Any:
+        if shape.data_parallel_size in refused:
             raise ModelError("not modelled")
         return made(traffic, kind, shape)
 
     monkeypatch.setattr(search, "prefill_instance", refusing)
     kind, refused = Platform(find_gpu("h200"), 8, "sglang"), {2, 4, 8}
     found, _ = Instances(traffic_of("deepseek-v3")).prefills(kind)
-    assert {one.shape.dp_ranks for one in found} == {1}
+    assert {one.shape.data_parallel_size for one in found} == {1}
     refused = {1}
     with pytest.raises(ModelError, match="not modelled"):
         Instances(traffic_of("deepseek-v3")).prefills(kind)
@@ -167,7 +167,7 @@ def test_the_points_of_a_front_are_what_trying_all_ratios_finds() -> None:
             found = []
             for decodes, prefills in product(range(1, 5), range(1, most)):
                 rate = decodes * decode.rates.rate(running)
-                devices = decodes * decode.shape.devices + prefills * prefill.shape.devices
+                devices = decodes * decode.shape.num_devices + prefills * prefill.shape.num_devices
                 times = pair.times(prefills, decodes, Load(rate)) if devices <= most else None
                 if times is not None and times.utilization <= 0.9 and meets(times):
                     found.append(rate * 400 / devices)
@@ -295,7 +295,7 @@ def test_a_prefill_step_has_the_prompts_of_its_budget(prompt: int, hit_rate: flo
         kvcalc.load_model("qwen3-30b-a3b"), engine_settings={"max-num-batched-tokens": "8192"}, speed=speed
     )  # fmt: skip
     traffic = Traffic(question, one_length(prompt, 400), Targets(None, 3.0), False)
-    found = prefill_instance(traffic, Platform(H200, 8, "vllm"), Shape(2, 1, dp_ranks))
+    found = prefill_instance(traffic, Platform(H200, 8, "vllm"), Layout(2, 1, dp_ranks))
     assert not isinstance(found, Trouble)
     assert found.rates.batch == batch
 
@@ -426,7 +426,7 @@ def test_instances_have_pipeline_stages_if_the_engine_sends_caches_between_them(
     engine: str, prefill: bool, decode: bool
 ) -> None:
     for make, is_allowed in ((prefill_instance, prefill), (decode_instance, decode)):
-        asked = traffic_of("llama-3.1-8b"), Platform(H100, 2, engine), Shape(1, 2)
+        asked = traffic_of("llama-3.1-8b"), Platform(H100, 2, engine), Layout(1, 2)
         if is_allowed:
             assert not isinstance(make(*asked), Trouble)
         else:
@@ -458,7 +458,7 @@ def test_instances_on_devices_of_two_architectures_cannot_read_each_others_cache
 
 
 def test_what_a_request_lacks_is_named() -> None:
-    found = prefill_instance(traffic_of("llama-3-70b"), Platform(H100, 1, "vllm"), Shape(1, 1))
+    found = prefill_instance(traffic_of("llama-3-70b"), Platform(H100, 1, "vllm"), Layout(1, 1))
     assert isinstance(found, Trouble)
     assert found.reason.startswith("tp 1: a request of 4,097 tokens does not fit: ")
     assert found.reason.endswith("GiB more is needed per device")

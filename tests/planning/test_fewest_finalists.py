@@ -50,7 +50,7 @@ def option(
     guess: int, *, devices: int = 2, max_devices: int = 64, clients: int | None = None, least: int = 1
 ) -> Any:  # fmt: skip
     found = Fake(
-        kind=Fake(max_devices=max_devices), shape=Fake(devices=devices), replicas=guess, numbers=(guess,),
+        kind=Fake(max_devices=max_devices), shape=Fake(num_devices=devices), replicas=guess, numbers=(guess,),
         traffic=Fake(targets=Fake(concurrency=clients), spare_replicas=0), least_replicas=least,
     )  # fmt: skip
     found.most_replicas = lambda number: OnePool.most_replicas(found, number)  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.server.layout import lay_out
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 from tests.conftest import loaded
 from tests.documents import estimate, fit, texts
@@ -105,17 +104,6 @@ def test_more_devices_than_one_replica_takes_are_replicas() -> None:
         ask("llama-3-70b", "h100x8", tensor_parallel_size=16)
     with pytest.raises(UsageError):
         ask("llama-3-70b", "h100x6", tensor_parallel_size=4)
-
-
-def test_lay_out() -> None:
-    eight, one = find_devices("h100x8"), find_devices("h100")
-    assert lay_out(eight, None, 1) == (eight, 8)
-    assert lay_out(eight, None, 2) == (eight, 4)
-    assert lay_out(eight, 2, 1) == (eight, 2)
-    assert lay_out(one, 4, 2) == (one._replace(num_devices=8), 4)
-    assert lay_out(one, None, 1) == (one, 1)
-    with pytest.raises(UsageError):
-        lay_out(eight, None, 3)
 
 
 def test_a_memory_for_the_cache_replaces_the_engines_reserve() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import kvcalc
 from kvcalc.engines import command_key
 from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
+from kvcalc.model.layout import Layout, LayoutAsked
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.plan import finalists, pareto
 from kvcalc.planning.plan import replicas as one_pool
@@ -21,7 +22,6 @@ from kvcalc.planning.plan.document import parse_price, plan, refuse_empty
 from kvcalc.planning.plan.finalists import _why_next, find_simulated
 from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judged
 from kvcalc.planning.plan.replicas import Found, OnePool, devices_then_speed, why_not
-from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import METRICS, Limit, Simulated, Targets, check_percentiles, limits_in
 from kvcalc.planning.plan.traffic import (
     Platform,
@@ -31,10 +31,11 @@ from kvcalc.planning.plan.traffic import (
     Trouble,
     _why_not,
     describe_cost,
+    replica_of,
     too_slow,
 )
 from kvcalc.question.question import Question, SpeedQuestion
-from kvcalc.question.request_lengths import Lengths, drawn_lengths
+from kvcalc.question.request_lengths import Lengths, drawn_lengths, one_length
 from kvcalc.throughput.hardware import find_gpu
 
 Range = tuple[float | None, float | None]
@@ -210,34 +211,38 @@ def test_the_front_has_what_nothing_else_beats_in_both_ways(points: list[tuple[i
 @pytest.mark.parametrize(
     ("shape", "devices", "text", "is_plain"),
     [
-        (Shape(1, 1), 1, "tp 1", True), (Shape(8, 2), 16, "tp 8 x pp 2", True),
-        (Shape(4, 1, 2), 8, "dp 2 x tp 4", False), (Shape(2, 2, 4, 8), 16, "dp 4 x tp 2 x pp 2 x ep 8", False),
-        (Shape(8, 1, 1, 1), 8, "tp 8 x ep 1", False), (Shape(8, 1, token_ranks=2), 8, "tp 8 x dcp 2", False),
-        (Shape(2, 3, 5, prompt_ranks=7), 210, "dp 5 x tp 2 x pp 3", False),
+        (Layout(1, 1), 1, "tp 1", True), (Layout(8, 2), 16, "tp 8 x pp 2", True),
+        # A number of groups of experts is named if it is not the default.
+        (Layout(4, 1, 2, 8), 8, "dp 2 x tp 4", False), (Layout(4, 1, 2), 8, "dp 2 x tp 4 x ep 1", False),
+        (Layout(4, 1, 2, divides_experts=False), 8, "dp 2 x tp 4", False),
+        (Layout(2, 2, 4, 4), 16, "dp 4 x tp 2 x pp 2 x ep 4", False),
+        (Layout(8, 1, 1, 8), 8, "tp 8 x ep 8", False), (Layout(8, 1, token_ranks=2), 8, "tp 8 x dcp 2", False),
+        (Layout(2, 3, 5, 70, prompt_ranks=7), 210, "dp 5 x tp 2 x pp 3", False),
     ],
 )  # fmt: skip
 def test_a_shape_multiplies_its_parts_and_names_those_above_one(
-    shape: Shape, devices: int, text: str, is_plain: bool
+    shape: Layout, devices: int, text: str, is_plain: bool
 ) -> None:
-    assert (shape.devices, str(shape), shape.is_plain) == (devices, text, is_plain)
-    assert shape.describe(3) == {
-        "tensor_parallel_size": shape.tensor, "pipeline_parallel_size": shape.stages,
-        "data_parallel_size": shape.dp_ranks, "expert_parallel_size": 3,
-        "decode_context_parallel_size": shape.token_ranks,
-    }  # fmt: skip
+    assert (shape.num_devices, str(shape), shape.is_plain) == (devices, text, is_plain)
+    keys = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
+    assert shape.describe_all() == dict(zip((*keys, "decode_context_parallel_size"), shape))
+    assert shape.describe() == dict(zip(keys, shape))
 
 
 def test_a_shape_asks_for_the_ranks_and_experts_that_it_has() -> None:
     """Two ranks that divide the tokens are an option of the server, one is none, and other options stay."""
-    asked: Any = Question(load_model("llama-3.1-8b"), engine_settings={"a": "b"})
-    plain = Shape(4, 1).of(asked)
-    assert (plain.engine_settings, plain.data_parallel_size, plain.speed) == ({"a": "b"}, 1, None)
-    found = Shape(4, 1, 2, 4, 2).of(asked)
-    assert found.engine_settings == {"a": "b", "decode-context-parallel-size": "2"}
-    assert (found.data_parallel_size, found.speed) == (2, SpeedQuestion(expert_parallel_size=4))
-    assert Shape(2, 1, experts=1).of(asked._replace(speed=SpeedQuestion(1, 10, 20, 3))).speed == SpeedQuestion(
-        1, 10, 20, 3
-    )
+    question = Question(load_model("llama-3.1-8b"), engine="vllm", engine_settings={"block-size": "32"})
+    traffic = Traffic(question, one_length(10, 20), Targets(1, None), False)
+    kind = Platform(find_gpu("h100"), 8, "vllm")
+    plain = replica_of(traffic, kind, Layout(4))
+    assert (plain.engine_settings, plain.layout) == ({"block-size": "32"}, LayoutAsked(4, 1, 1))
+    divided = replica_of(traffic, kind, Layout(4, 1, 2, 4, 2))
+    assert divided.engine_settings == {"block-size": "32", "decode-context-parallel-size": "2"}
+    assert (divided.data_parallel_size, divided.speed) == (2, SpeedQuestion(expert_parallel_size=4))
+    # The default is not asked for, and what else is asked of the speed stays.
+    asked = question._replace(speed=SpeedQuestion(None, 10, 20, 3))
+    assert asked.with_layout(Layout(4, 1, 2, 8).asked).speed == asked.speed
+    assert asked.with_layout(Layout(2, 1, 1, 2).asked).speed == SpeedQuestion(2, 10, 20, 3)
 
 
 def serving(ttft: Range3, tpot: Range3, random_ttft: float = 1.0) -> Any:
@@ -365,7 +370,7 @@ def test_costs_are_those_of_the_tokens_that_are_paid_for() -> None:
     assert describe_cost(3.96, LENGTHS, 1000.0, trace)["cost_per_million_output_tokens"] == pytest.approx(10.0)
 
 
-def layout(replicas: int = 2, shape: Shape = Shape(4, 1), speed: float = 100.0, **more: Any) -> OnePool:
+def layout(replicas: int = 2, shape: Layout = Layout(4, 1), speed: float = 100.0, **more: Any) -> OnePool:
     targets = Targets(more.pop("clients", None), 8.0)
     traffic: Any = SimpleNamespace(targets=targets, spare_replicas=more.pop("spare", 0), lengths=LENGTHS)
     kind: Any = SimpleNamespace(price=more.pop("price", None), gpu=SimpleNamespace(name="a"), engine="vllm")
@@ -377,7 +382,7 @@ def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> N
     assert (layout().num_devices, layout(spare=3).num_devices) == (8, 20)
     assert (layout().cost_per_hour, layout(spare=3, price=2.5).cost_per_hour) == (None, 50.0)
     assert (layout().in_flight, layout().tokens_per_second, layout().weight) == (6, 200.0, 8)
-    assert (str(layout()), str(layout(1)), layout().numbers, layout().key) == ("2 x tp 4", "tp 4", (2,), Shape(4, 1))
+    assert (str(layout()), str(layout(1)), layout().numbers, layout().key) == ("2 x tp 4", "tp 4", (2,), Layout(4, 1))
     assert layout().times() == {"ttft": (1.0, 1.5), "tpot": (0.1, 0.2)}
     assert [layout().most_replicas(number) for number in (3, 4, 11, 12)] == [0, 1, 2, 3]
     assert [layout(spare=1).most_replicas(number) for number in (4, 7, 8, 40)] == [0, 0, 1, 9]
@@ -394,7 +399,7 @@ def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:
     assert sorted((fast, slow, small), key=devices_then_speed) == [small, fast, slow]
     # Experts in another way must be faster by more than 2 %.
     for speed, wins in ((101.9, False), (102.1, True)):
-        other = layout(2, Shape(4, 1, experts=4), speed)
+        other = layout(2, Layout(4, 1, 1, 4), speed)
         assert (devices_then_speed(other) < devices_then_speed(fast)) is wins
     assert why_not([fast, slow], None) == "2 x tp 4: same number of devices, 180 tokens per second, not 200"
     assert why_not([fast, layout(2, speed=100.2)], None) == "2 x tp 4: same number of devices, same speed"
@@ -412,9 +417,9 @@ def finalist(one: Any, worst: float, missed: str | None = None) -> Any:
     ("others", "missed", "larger", "said"),
     [
         ([finalist(layout(3), 0.2)], [finalist(layout(1), 2.0, "late")], [], "3 x tp 4: 12 devices instead of 8"),
-        ([finalist(layout(4, Shape(2, 1)), 0.8)], [], [],
+        ([finalist(layout(4, Layout(2, 1)), 0.8)], [], [],
          "4 x tp 2: same number of devices, less headroom (80% of the limit, not 50%)"),
-        ([finalist(layout(4, Shape(2, 1)), 0.504)], [], [], "4 x tp 2: same number of devices, same headroom"),
+        ([finalist(layout(4, Layout(2, 1)), 0.504)], [], [], "4 x tp 2: same number of devices, same headroom"),
         # Of layouts that miss a target, the one with the fewest devices, and then the closest to its target.
         ([], [finalist(layout(5), 1.1, "late"), finalist(layout(1), 1.3, "later"), finalist(layout(1), 1.2, "late")],
          [layout(9)], "tp 4: late"),
@@ -517,7 +522,7 @@ def test_a_layout_that_the_engine_refuses_is_the_reason_only_if_no_other_layout_
     left = iter(answers)
     monkeypatch.setattr(one_pool, "smallest", lambda *_: next(left))
     traffic: Any = SimpleNamespace(has_many_layouts=lambda _: False)
-    found = one_pool._layouts(traffic, layout().kind, [Shape(2**n, 1) for n in range(len(answers))], 2)
+    found = one_pool._layouts(traffic, layout().kind, [Layout(2**n, 1) for n in range(len(answers))], 2)
     assert found.trouble == trouble
     assert found.layouts == [one for one in answers if isinstance(one, OnePool)]
 
@@ -528,7 +533,7 @@ def test_of_many_layouts_only_those_are_searched_that_may_be_among_the_best(
 ) -> None:
     """Two are kept. The fifth shape alone has more devices than the second best layout."""
     asked: list[int | None] = []
-    answers = iter([layout(2), layout(1, Shape(2, 1)), layout(1), None, None])
+    answers = iter([layout(2), layout(1, Layout(2, 1)), layout(1), None, None])
 
     def smallest(*given: Any) -> Any:
         asked.append(given[3])
@@ -536,7 +541,7 @@ def test_of_many_layouts_only_those_are_searched_that_may_be_among_the_best(
 
     monkeypatch.setattr(one_pool, "smallest", smallest)
     traffic: Any = SimpleNamespace(has_many_layouts=lambda _: has_many)
-    shapes = [Shape(1, 1), Shape(2, 1), Shape(4, 1), Shape(4, 1, experts=4), Shape(8, 1)]
+    shapes = [Layout(1, 1), Layout(2, 1), Layout(4, 1), Layout(4, 1, 1, 4), Layout(8, 1)]
     found = one_pool._layouts(traffic, layout().kind, shapes, 2)
     assert asked == limits
     assert [one.num_devices for one in found.layouts] == [2, 4, 8]
@@ -552,7 +557,7 @@ def test_a_plan_in_python_has_the_defaults_of_the_plan_that_it_asks() -> None:
     assert own["spare_replicas"] == defaults["spare_replicas"]
 
 
-LARGE, SMALL, OTHER_SHAPE = (layout(1, Shape(size, 1)) for size in (8, 2, 4))
+LARGE, SMALL, OTHER_SHAPE = (layout(1, Layout(size, 1)) for size in (8, 2, 4))
 
 
 @pytest.mark.parametrize(
@@ -710,11 +715,11 @@ def test_dp_ranks_are_refused_only_if_nothing_else_is_the_reason(
     def refuse(*_: Any) -> None:
         raise LayoutError("this model has no DP ranks")
 
-    monkeypatch.setattr(one_pool, "_lists_of_shapes", lambda *_: iter([[Shape(1, 1, ranks)], []]))
+    monkeypatch.setattr(one_pool, "_lists_of_shapes", lambda *_: iter([[Layout(1, 1, ranks)], []]))
     monkeypatch.setattr(one_pool, "_layouts", lambda _, __, shapes, ___: Found([], trouble if shapes else None))
     monkeypatch.setattr(one_pool, "probe", refuse)
-    question = SimpleNamespace(data_parallel_size=ranks)
-    traffic: Any = SimpleNamespace(refusal=None, question=question, prompt_ranks=lambda _: 1)
+    question = Question(load_model("llama-3.1-8b"), data_parallel_size=ranks)
+    traffic: Any = SimpleNamespace(refusal=None, question=question)
     found = one_pool.find_layouts(traffic, Platform(find_gpu("h100"), 8, "vllm"))
     if is_refused:
         with pytest.raises(LayoutError, match="no DP ranks"):

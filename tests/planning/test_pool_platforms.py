@@ -73,10 +73,10 @@ def test_the_power_of_both_pools(tdp: bool) -> None:
             prefills=2, decodes=3, times=SimpleNamespace(requests_per_second=6.0, prompts=4, decoding=0.5)
         ),
         prefill=SimpleNamespace(
-            shape=SimpleNamespace(devices=2), rates=SimpleNamespace(seconds=lambda prompts: prompts / 8, stages=2)
+            shape=SimpleNamespace(num_devices=2), rates=SimpleNamespace(seconds=lambda prompts: prompts / 8, stages=2)
         ),
         decode=SimpleNamespace(
-            shape=SimpleNamespace(devices=4), speed=SimpleNamespace(model=SimpleNamespace(decode=step))
+            shape=SimpleNamespace(num_devices=4), speed=SimpleNamespace(model=SimpleNamespace(decode=step))
         ),
         tokens_per_second=600.0,
     )

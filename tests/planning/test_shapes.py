@@ -9,8 +9,9 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import engine_class
+from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, shapes_of, smallest
-from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
+from kvcalc.planning.plan.shapes import all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
 from kvcalc.question.question import Question
@@ -23,7 +24,7 @@ LENGTHS = {"input_tokens": 2048, "output_tokens": 500}
 
 def shapes(
     name: str, gpu: Any = H100, engine: str = "vllm", dp: int = 1, settings: dict[str, str] | None = None
-) -> list[Shape]:
+) -> list[Layout]:
     question = Question(kvcalc.load_model(name), engine_settings=settings, data_parallel_size=dp)
     return all_shapes(gpu, question, engine)
 
@@ -33,17 +34,25 @@ def test_all_layouts_have_those_of_the_default_search_and_no_layout_twice(gpu: A
     found = shapes("deepseek-v3", gpu)
     assert len(found) > 100
     assert len(set(found)) == len(found)
-    assert [shape.devices for shape in found] == sorted(shape.devices for shape in found)
-    assert {shape for few in usual_shapes(gpu, 1) for shape in few} <= set(found)
+    assert [shape.num_devices for shape in found] == sorted(shape.num_devices for shape in found)
+    assert {
+        shape for few in usual_shapes(gpu, Question(kvcalc.load_model("deepseek-v3")), "vllm") for shape in few
+    } <= set(found)
 
 
 def test_the_default_search_tries_dp_ranks_of_experts_within_the_fast_link() -> None:
-    (first, *others) = expert_shapes(H100, Question(kvcalc.load_model("qwen3-30b-a3b")), "vllm")
-    assert {shape.devices for shape in first} == {1, 2, 4, 8}
-    assert {(shape.tensor, shape.dp_ranks) for shape in first if shape.devices == 8} == {(8, 1), (4, 2), (2, 4), (1, 8)}
-    assert {shape.experts for shape in first if shape.dp_ranks == 8} == {None, 1}
-    assert {shape.stages for shape in first} == {1}
-    assert others == list(usual_shapes(H100, 1))[1:]
+    question = Question(kvcalc.load_model("qwen3-30b-a3b"))
+    (first, *others) = expert_shapes(H100, question, "vllm")
+    assert {shape.num_devices for shape in first} == {1, 2, 4, 8}
+    assert {(shape.tensor_parallel_size, shape.data_parallel_size) for shape in first if shape.num_devices == 8} == {
+        (8, 1),
+        (4, 2),
+        (2, 4),
+        (1, 8),
+    }
+    assert {shape.expert_parallel_size for shape in first if shape.data_parallel_size == 8} == {8, 1}
+    assert {shape.pipeline_parallel_size for shape in first} == {1}
+    assert others == list(usual_shapes(H100, question, "vllm"))[1:]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +72,9 @@ def test_dp_ranks_are_tried_if_nobody_asks_for_others(model: str, asked: dict[st
 
 def test_the_tokens_are_divided_only_among_ranks_with_the_same_heads() -> None:
     # 8 KV heads on up to 64 devices: 16 ranks share each head with one other, 64 with seven others.
-    ranks = {(shape.tensor, shape.token_ranks) for shape in shapes("llama-3.1-405b", GB200)}
+    ranks = {(shape.tensor_parallel_size, shape.token_ranks) for shape in shapes("llama-3.1-405b", GB200)}
     assert {pair for pair in ranks if pair[1] > 1} == {(16, 2), (32, 2), (32, 4), (64, 2), (64, 4), (64, 8)}
-    latent = {(shape.tensor, shape.token_ranks) for shape in shapes("deepseek-v3", MI300X)}
+    latent = {(shape.tensor_parallel_size, shape.token_ranks) for shape in shapes("deepseek-v3", MI300X)}
     assert {dcp for tensor, dcp in latent if tensor == 8} == {1, 2, 4, 8}
     assert {shape.token_ranks for shape in shapes("mamba-codestral-7b", GB200)} == {1}, "it has no heads"
     for none in (
@@ -84,19 +93,24 @@ def test_backends_that_have_the_sums_of_a_decode_step_may_divide_the_tokens() ->
 
 
 def test_only_experts_make_dp_ranks_and_a_number_that_is_asked_for_is_the_only_one() -> None:
-    assert {shape.dp_ranks for shape in shapes("llama-3-70b")} == {1}
-    assert {shape.dp_ranks for shape in shapes("gpt-oss-120b")} == {1, 2, 4, 8, 16, 32, 64}
-    assert {shape.dp_ranks for shape in shapes("gpt-oss-120b", dp=4)} == {4}
-    assert max(shape.devices for shape in shapes("gpt-oss-120b")) == 64
+    assert {shape.data_parallel_size for shape in shapes("llama-3-70b")} == {1}
+    assert {shape.data_parallel_size for shape in shapes("gpt-oss-120b")} == {1, 2, 4, 8, 16, 32, 64}
+    assert {shape.data_parallel_size for shape in shapes("gpt-oss-120b", dp=4)} == {4}
+    assert max(shape.num_devices for shape in shapes("gpt-oss-120b")) == 64
 
 
 def test_whole_experts_are_on_the_ranks_if_there_is_one_for_each() -> None:
     """With tensor parallelism alone, the default splits each expert. Mixtral has 8 of them."""
-    sizes = {(shape.tensor, shape.experts) for shape in shapes("mixtral-8x7b", GB200) if shape.dp_ranks == 1}
+    sizes = {
+        (shape.tensor_parallel_size, shape.expert_parallel_size)
+        for shape in shapes("mixtral-8x7b", GB200)
+        if shape.data_parallel_size == 1
+    }
     whole = {(2, 2), (4, 4), (8, 8)}
-    assert sizes == {(tensor, None) for tensor in (1, 2, 4, 8, 16, 32, 64)} | whole
-    of_ranks = {shape.experts for shape in shapes("mixtral-8x7b", GB200) if shape.dp_ranks > 1}
-    assert of_ranks == {None, 1}
+    assert sizes == {(tensor, 1) for tensor in (1, 2, 4, 8, 16, 32, 64)} | whole
+    of_ranks = [shape for shape in shapes("mixtral-8x7b", GB200) if shape.data_parallel_size > 1]
+    assert all(shape.expert_parallel_size in (1, shape.ranks) for shape in of_ranks)
+    assert sum(shape.expert_parallel_size == 1 for shape in of_ranks) == len(of_ranks) / 2
 
 
 @pytest.mark.parametrize(
@@ -109,7 +123,7 @@ def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
     traffic = Traffic(Question(kvcalc.load_model("gpt-oss-120b")), lengths, targets, False, all_layouts=True)
     kind = Platform(H100, 16, "vllm")
     (found,) = find_layouts(traffic, kind)
-    every = [smallest(traffic, kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
+    every = [smallest(traffic, kind, shape) for shape in shapes("gpt-oss-120b") if shape.num_devices <= 16]
     best = sorted((one for one in every if isinstance(one, OnePool)), key=devices_then_speed)
     assert len(best) > 10
     assert [(str(one), one.tokens_per_second) for one in found.layouts[:2]] == [
@@ -156,6 +170,6 @@ def test_without_experts_or_with_dp_ranks_that_were_asked_for_only_the_usual_sha
 ) -> None:
     question = Question(kvcalc.load_model(model), data_parallel_size=dp)
     traffic = Traffic(question, one_length(2048, 500), Targets(8, None), False)
-    usual = [shape for shapes in usual_shapes(H100, dp) for shape in shapes if shape.devices <= 32]
+    usual = [shape for shapes in usual_shapes(H100, question, "vllm") for shape in shapes if shape.num_devices <= 32]
     assert shapes_of(traffic, Platform(H100, 32, "vllm")) == usual
-    assert {shape.dp_ranks for shape in usual} == {dp}
+    assert {shape.data_parallel_size for shape in usual} == {dp}

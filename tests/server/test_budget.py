@@ -10,6 +10,7 @@ from kvcalc import estimate
 from kvcalc.engines.reserve import Held, Reserve
 from kvcalc.errors import UsageError
 from kvcalc.memory.sharding import Width
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
@@ -189,17 +190,19 @@ EIGHT, ONE = find_devices("h100x8"), find_devices("h100")
     ],
 )  # fmt: skip
 def test_how_devices_are_laid_out(devices: Devices, tp: int | None, stages: int, expected: tuple[Devices, int]) -> None:
-    assert lay_out(devices, tp, stages) == expected
+    asked = Question(load_model("llama-3-8b"), engine="vllm", devices=devices).with_layout(LayoutAsked(tp, stages))
+    laid_out = lay_out(asked)
+    assert (laid_out.devices, laid_out.tensor_parallel_size) == expected
 
 
 def test_stages_that_do_not_divide_the_devices_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match="--pipeline-parallel-size 3 does not divide 8 devices"):
-        lay_out(EIGHT, None, 3)
+        lay_out(Question(load_model("llama-3-8b"), engine="vllm", devices=EIGHT, pipeline_parallel_size=3))
 
 
 def test_devices_hold_whole_replicas() -> None:
     def replicas(number: int, tp: int, pp: int) -> int:
-        return count_replicas(number, ask(tp=tp, pp=pp).workload)
+        return count_replicas(number, ask(tp=tp, pp=pp).layout)
 
     assert [replicas(8, tp, pp) for tp, pp in ((1, 1), (4, 1), (2, 2), (4, 2))] == [8, 2, 2, 1]
     for number, tp, pp, said in (

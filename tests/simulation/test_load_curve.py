@@ -28,7 +28,7 @@ class Recorded:
     def run(self, question: object, targets: Targets, replicas: int, requests: int, factor: float) -> Simulated:
         self.asked.append(targets)
         backlog = 9.0 if (targets.concurrency or targets.requests_per_second or 0) > self.most else None
-        return Simulated(dict.fromkeys(("ttft", "tpot", "e2e"), TIMES), requests, 0, 8, backlog)
+        return Simulated(dict.fromkeys(("ttft", "tpot", "e2e"), TIMES), requests, 0, 8, backlog_seconds=backlog)
 
 
 def curve(load: Recorded, targets: Targets, replicas: int = 1) -> list[Any]:
@@ -68,7 +68,7 @@ def test_a_simulation_is_asked_for_the_shares_of_its_kind_of_load(
         asked.append(share)
         return {"load": {"concurrency": None, "requests_per_second": 10 * share}}
 
-    served = Simulated(dict.fromkeys(("ttft", "tpot", "e2e"), TIMES), 100, 0, 8, None)
+    served = Simulated(dict.fromkeys(("ttft", "tpot", "e2e"), TIMES), 100, 0, 8)
     monkeypatch.setattr("kvcalc.planning.plan.load_curve.simulated_of", lambda *_, **__: served)
     rows: list[Any] = list(curve_of_simulation(ask, is_open=is_open))
     assert asked == pytest.approx(shares)

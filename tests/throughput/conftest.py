@@ -11,8 +11,9 @@ from kvcalc.engines import load_engine
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.reads import Reads
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ModelSpec, weights_of
-from kvcalc.throughput.counts import Counts, Layout, count
+from kvcalc.throughput.counts import Counts, count
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.speed import StoredWeights, speed_model
@@ -38,10 +39,11 @@ def formula_reads(spec: ModelSpec, dtype: Dtype, tensor_parallel_size: int = 1, 
 
 @pytest.fixture
 def counts_of() -> MakeCounts:
-    def make(name: str, dtype: str = "bf16", kv_dtype: str = "bf16", **layout: Any) -> Counts:
+    def make(name: str, dtype: str = "bf16", kv_dtype: str = "bf16", names: Any = frozenset(), **layout: Any) -> Counts:
         held = stored(name, dtype)
         spec, kv = loaded(name), parse_dtype(kv_dtype, "--kv-dtype")
-        return count(spec, held.weights, held.base, formula_reads(spec, kv, **layout), Layout(**layout), held.linear)
+        reads = formula_reads(spec, kv, **layout)
+        return count(spec, held.weights, held.base, reads, Layout(**layout), held.linear, None, names)
 
     return make
 

@@ -46,7 +46,12 @@ def test_a_result_of_vllm() -> None:
 
 def test_a_result_of_sglang_names_the_model_and_the_split() -> None:
     point = read("sglang-bench.jsonl")[0]
-    assert (point.tool, point.engine, point.concurrency, point.tensor_parallel_size) == ("sglang", "sglang", 8, 4)
+    assert (point.tool, point.engine, point.concurrency, point.layout.tensor_parallel_size) == (
+        "sglang",
+        "sglang",
+        8,
+        4,
+    )
     assert point.models == ("meta-llama/Llama-3.1-70B-Instruct",)
     assert (point.input_tokens, point.output_tokens) == (2048, 256)
 
@@ -55,7 +60,7 @@ def test_an_older_result_of_sglang_names_no_model() -> None:
     row = rows("sglang-bench.jsonl")[0]
     del row["server_info"]
     assert one(row)._replace(models=()) == one(row)
-    assert one(row).tensor_parallel_size is None
+    assert one(row).layout.tensor_parallel_size is None
     assert (one(row).engine, one(row).likely_engine) == (None, "sglang")
 
 
@@ -171,12 +176,16 @@ def test_sglangs_tensor_parallel_size_counts_all_dp_ranks() -> None:
         server_info={"tp_size": 16, "dp_size": 8, "ep_size": 16, "enable_dp_attention": True},
     )
     assert point.refusal is None
-    assert (point.tensor_parallel_size, point.data_parallel_size, point.expert_parallel_size) == (2, 8, 16)
+    assert (point.layout.tensor_parallel_size, point.layout.data_parallel_size, point.layout.expert_parallel_size) == (
+        2,
+        8,
+        16,
+    )
 
 
 def test_layers_split_over_devices_are_pipeline_stages() -> None:
     point = one(rows("llama-bench.json")[1], gpu_info="NVIDIA GeForce RTX 4090, NVIDIA GeForce RTX 4090")
-    assert (point.gpu, point.num_devices, point.pipeline_parallel_size) == ("NVIDIA GeForce RTX 4090", 2, 2)
+    assert (point.gpu, point.num_devices, point.layout.pipeline_parallel_size) == ("NVIDIA GeForce RTX 4090", 2, 2)
     assert one(rows("llama-bench.json")[1], gpu_info="NVIDIA A100, NVIDIA H100").gpu is None
 
 

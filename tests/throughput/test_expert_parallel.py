@@ -66,7 +66,7 @@ def test_a_rank_holds_all_of_the_attention_and_its_part_of_the_experts(counts_of
 
 def test_weights_that_are_spread_get_the_tokens_of_all_replicas(counts_of: MakeCounts) -> None:
     whole = counts_of("deepseek-v3", data_parallel_size=8)
-    spread = counts_of("deepseek-v3", data_parallel_size=8, spread_names=frozenset({"lm_head"}))
+    spread = counts_of("deepseek-v3", data_parallel_size=8, names=frozenset({"lm_head"}))
     assert bytes_of(spread.head) == bytes_of(whole.head) // 8
     assert [row.elements for row in spread.head] == [row.elements for row in whole.head]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.throughput.counts import Layout
+from kvcalc.model.layout import Layout
 from kvcalc.throughput.hardware import find_gpu, own_gpu
 from kvcalc.throughput.links import all_reduce, link_bytes_per_second, nodes, stage_network
 from kvcalc.units import network_bytes_per_second, network_names

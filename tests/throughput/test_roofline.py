@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcalc.memory.dtypes import parse_dtype
+from kvcalc.model.layout import Layout
 from kvcalc.model.resolve import load_model
 from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.costs import matrix_flops
-from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_gpu
 from kvcalc.throughput.roofline import SpeedModel, _overlap
 from kvcalc.throughput.speed import speed_model

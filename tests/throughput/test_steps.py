@@ -8,9 +8,10 @@ import pytest
 
 from kvcalc.memory.curves import Curve
 from kvcalc.memory.reads import Reads
+from kvcalc.model.layout import Layout
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.costs import matrix_flops
-from kvcalc.throughput.counts import Counts, Experts, Layout, Matrices, Work
+from kvcalc.throughput.counts import Counts, Experts, Matrices, Work
 from kvcalc.throughput.hardware import Gpu, Interconnect
 from kvcalc.throughput.links import link_bytes_per_second
 from kvcalc.throughput.roofline import Part, SpeedModel, Step
@@ -167,8 +168,9 @@ def test_two_all_reduces_a_layer_move_each_byte_twice_less_a_devices_share() -> 
     [
         # Two in each of 4 layers, and one more in the 3 with attention if ranks divide the tokens of the cache or of a
         # prompt. DP ranks exchange the tokens of the 2 layers with experts instead.
-        (Layout(2), 8), (Layout(2, token_ranks=2), 11), (Layout(2, token_ranks=1, prompt_ranks=2), 11),
+        (Layout(2), 8), (Layout(2, token_ranks=2), 11), (Layout(2, prompt_ranks=2), 9),
         (Layout(2, data_parallel_size=2), 6), (Layout(2, data_parallel_size=2, prompt_ranks=2), 9),
+        (Layout(2, token_ranks=2, data_parallel_size=2), 9),
     ],
 )  # fmt: skip
 def test_all_reduces_follow_what_the_ranks_divide(layout: Layout, all_reduces: int) -> None:
@@ -206,7 +208,7 @@ def test_all_reduces_stay_in_a_node_if_a_stage_and_an_dp_rank_fit_into_it() -> N
     assert stages.passed > 0
     assert stages == alone._replace(stages=4, passed=stages.passed)
     dense = COUNTS._replace(moe_layers=0, experts=())
-    one, four = (SpeedModel(dense._replace(layout=Layout(8, 1, 1, replicas)), node, IDEAL).times for replicas in (1, 4))
+    one, four = (SpeedModel(dense._replace(layout=Layout(8, 1, replicas)), node, IDEAL).times for replicas in (1, 4))
     assert four == one
     # Stages of 16 devices have all-reduces between nodes, as many as one stage.
     assert model(gpu=node, layout=(16, 2, 1)).times.network == model(gpu=node, layout=(16, 1, 1)).times.network > 0
@@ -467,10 +469,10 @@ def test_copies_that_divide_prompts_may_divide_the_requests_of_a_step_too() -> N
     """Four copies in two groups: eight requests are two for each, or four for both copies of a group."""
 
     def of(replicas: int, **divided: Any) -> SpeedModel:
-        layout = Layout(data_parallel_size=replicas, expert_parallel_size=replicas, **divided)
+        layout = Layout(data_parallel_size=replicas, **divided).with_experts(None)
         return SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL)
 
-    each, whole = of(4, prompt_ranks=2), of(4, prompt_ranks=2, divides_decode=False)
+    each, whole = of(2, prompt_ranks=2), of(2, prompt_ranks=2, divides_decode=False)
     assert each.attention_seconds(8, 50) == of(4).attention_seconds(8, 50)
     assert whole.attention_seconds(8, 50) == of(2).attention_seconds(8, 50) == about(2 * each.attention_seconds(8, 50))
     # Three prompts on two groups are two for one of them, and each copy computes half of both.

@@ -5,7 +5,7 @@ Source: tools/server/README.md of llama.cpp, 2026. A test compares the options w
 
 from __future__ import annotations
 
-from kvcalc.engines.command import Checkpoint, Drafting, Layout, StartCommand
+from kvcalc.engines.command import Checkpoint, Drafting, ServerArguments, StartCommand
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 
@@ -20,33 +20,33 @@ class Command(StartCommand):
 
     program = "llama-server"
 
-    def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str] | None:
+    def words(self, checkpoint: Checkpoint, arguments: ServerArguments) -> list[str] | None:
         """None for DP ranks, and for types of the cache that llama.cpp does not have.
 
         The slots divide the context among them, so --ctx-size holds all requests. Pipeline stages are llama.cpp's
         default split over devices, by layers.
         """
-        types = [_ggml_type(name) for name in layout.kv_dtype.split("/")]  # of K and V, or one of both
+        types = [_ggml_type(name) for name in arguments.kv_dtype.split("/")]  # of K and V, or one of both
         k, v = types[0], types[-1]
-        if k is None or v is None or layout.data_parallel_size > 1:
+        if k is None or v is None or arguments.layout.data_parallel_size > 1:
             return None
         model = checkpoint.name if checkpoint.name.endswith(".gguf") else "<your GGUF file>"
-        slots, words = layout.max_running, ["llama-server", "--model", model]
-        if layout.context_tokens is not None:
-            words += ["--ctx-size", str(layout.context_tokens * (slots or 1))]
+        slots, words = arguments.max_running, ["llama-server", "--model", model]
+        if arguments.context_tokens is not None:
+            words += ["--ctx-size", str(arguments.context_tokens * (slots or 1))]
         words += [] if slots is None else ["--parallel", str(slots)]
-        words += ["--n-gpu-layers", layout.settings.get("n-gpu-layers", "all")]
-        if layout.tensor_parallel_size > 1:
+        words += ["--n-gpu-layers", arguments.settings.get("n-gpu-layers", "all")]
+        if arguments.layout.tensor_parallel_size > 1:
             words += ["--split-mode", "tensor"]
         flags = []
         values = {"--cache-type-k": k, "--cache-type-v": v} if {k, v} != {"f16"} else {}
-        for option in layout.options("llama.cpp", words, _NOT_FLAGS):
+        for option in arguments.options("llama.cpp", words, _NOT_FLAGS):
             name = f"--{option.name}"
             if option.metavar is None:
                 flags.append(name)
             else:
-                values[name] = layout.settings[option.name]
-        flags += _drafting(layout.drafting) if layout.drafting else []
+                values[name] = arguments.settings[option.name]
+        flags += _drafting(arguments.drafting) if arguments.drafting else []
         return [*words, *(word for pair in values.items() for word in pair), *flags]
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.placement import Placement, PlacementOptions
 from kvcalc.errors import UsageError
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.units import parse_bandwidth, parse_size
 
 if TYPE_CHECKING:
@@ -101,18 +102,19 @@ def count_devices(settings: Mapping[str, str]) -> int | None:
 
 
 def split_layers(
-    settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
-) -> tuple[Devices | None, int | None, int]:
-    """The devices, the tensor-parallel size and the number of stages: one for each device that --tensor-split names.
+    settings: Mapping[str, str], devices: Devices | None, layout: LayoutAsked
+) -> tuple[Devices | None, LayoutAsked]:
+    """The devices, and the layout with a stage for each device that --tensor-split names.
 
-    Without it, all devices are used, which is the default, unless `size`, `stages` or `replicas` say otherwise.
-    UsageError (exit 2) if the settings contradict `stages` or the number of devices.
+    Without it, all devices are used, which is the default, unless the layout says otherwise. UsageError (exit 2) if the
+    settings contradict the stages or the number of devices.
     """
+    stages = layout.pipeline_parallel_size or 1
     number = count_devices(settings) if SPLIT in settings or MODE in settings else None
     if number is None:
-        is_open = size is None and stages == 1 and replicas == 1
+        is_open = layout.tensor_parallel_size is None and layout.sizes.num_devices == 1
         if devices is None or devices.num_devices == 1 or not is_open:
-            return devices, size, stages
+            return devices, layout
         number = devices.num_devices
     if stages not in (1, number):
         asked = f"--{SPLIT} {settings[SPLIT]}" if SPLIT in settings else f"--{MODE} {NONE}"
@@ -124,7 +126,7 @@ def split_layers(
             f"--{SPLIT} {settings[SPLIT]} has {number} shares, but there are {devices.num_devices} devices",
             f"use --num-gpus {number}, or one share for each device (0 for a device without layers)",
         )
-    return devices, size or 1, number
+    return devices, LayoutAsked(layout.tensor_parallel_size or 1, number)
 
 
 def devices_of_layers(num_layers: int, shares: Sequence[Fraction | int]) -> list[int]:

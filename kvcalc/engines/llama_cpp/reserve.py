@@ -39,7 +39,7 @@ def reserve(question: ReserveInputs) -> Reserve:
     tokens, batch = chosen.ubatch_size, question.batch_size
     # Sequences that share one stream of cells have a mask with the cells of all.
     cells = question.context_tokens * (batch if chosen.has_one_stream(batch) else 1) * question.keeps_tokens
-    copies = _COPIES if question.ranks > 1 else 1
+    copies = _COPIES if question.layout.num_devices > 1 else 1
     outputs, rows = min(tokens, chosen.slots(batch) * (1 + chosen.draft_max)), 2 if copies == 1 else 2 + copies
     if chosen.reserves_all_logits:
         outputs, rows = tokens, 0

@@ -12,8 +12,8 @@ from kvcalc.engines.command import (
     ROUTER,
     Checkpoint,
     Drafting,
-    Layout,
     Pools,
+    ServerArguments,
     StartCommand,
     host_of,
     value_of,
@@ -50,43 +50,45 @@ class Command(StartCommand):
     router_program = ("python", "-m", "sglang_router.launch_router")
     rank_option = "--node-rank"
 
-    def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
+    def words(self, checkpoint: Checkpoint, arguments: ServerArguments) -> list[str]:
         """Sizes are those of all DP ranks, or of one of several whole copies.
 
         With --attn-dp-size, or --enable-dp-attention before it, --tp-size counts the devices of all replicas, and
         --max-running-requests the requests of all (ServerArgs, and ModelRunner.max_running_requests divided by
         dp_size). Without it, --dp-size is the number of whole copies, each with --tp-size devices and these requests.
         """
-        if "context-length" in layout.settings:
-            layout = layout._replace(context_tokens=parse_tokens(layout.settings["context-length"], "--context-length"))
-        replicas = layout.data_parallel_size
-        if layout.has_copies:
+        if "context-length" in arguments.settings:
+            arguments = arguments._replace(
+                context_tokens=parse_tokens(arguments.settings["context-length"], "--context-length")
+            )
+        layout, replicas = arguments.layout, arguments.layout.data_parallel_size
+        if layout.has_whole_copies:
             names, division = ["--dp-size"], None
-            whole = layout._replace(max_running=layout.running_of_rank)
+            whole = arguments._replace(max_running=arguments.running_of_rank)
         else:
-            is_new = layout.has_release("sglang", _DP_RANKS)
+            is_new = arguments.has_release("sglang", _DP_RANKS)
             names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]
-            division, copies = layout.prompt_division, SettingsReader("sglang", layout.settings).count("attn-cp-size")
-            whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas * copies)
+            division = arguments.prompt_division
+            whole = arguments._replace(layout=layout._replace(tensor_parallel_size=layout.ranks))
         more = [*names, str(replicas)] if replicas > 1 else []
         more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
         more += ["--enable-prefill-cp", "--cp-strategy", division] if division else []
         flags = whole.flags(_SIZES, checkpoint, more, _CACHE_TYPES)
-        for option in layout.options("sglang", flags, _OF_DRAFTS):
-            flags += [f"--{option.name}", *([layout.settings[option.name]] if option.metavar is not None else [])]
-        if has_adapters(layout.settings):
+        for option in arguments.options("sglang", flags, _OF_DRAFTS):
+            flags += [f"--{option.name}", *([arguments.settings[option.name]] if option.metavar is not None else [])]
+        if has_adapters(arguments.settings):
             # Adapters that are loaded later need their largest rank and their layers (check_lora_server_args,
             # arg_groups/lora_hook.py). kvcalc counts all layers.
             flags += ["--enable-lora", "--lora-target-modules", "all"]
-            if "max-lora-rank" not in layout.settings:
-                flags += ["--max-lora-rank", str(SettingsReader("sglang", layout.settings).count("max-lora-rank"))]
+            if "max-lora-rank" not in arguments.settings:
+                flags += ["--max-lora-rank", str(SettingsReader("sglang", arguments.settings).count("max-lora-rank"))]
         # Without the variable, SGLang refuses a length beyond the model's limit (srt/environ.py).
-        variables = ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"] if layout.beyond_limit else []
+        variables = ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"] if arguments.beyond_limit else []
         start = [*variables, "python", "-m", "sglang.launch_server", "--model-path", checkpoint.name]
-        branches = layout.settings.get("speculative-eagle-topk", "1")
-        return [*start, *flags, *(_drafting(layout.drafting, branches) if layout.drafting else [])]
+        branches = arguments.settings.get("speculative-eagle-topk", "1")
+        return [*start, *flags, *(_drafting(arguments.drafting, branches) if arguments.drafting else [])]
 
-    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+    def across(self, words: list[str], arguments: ServerArguments, nodes: int) -> list[str] | None:
         """Every machine runs the same command with its own rank (srt/arg_groups/fields/parallel.py)."""
         address = f"{host_of(NODE, 0)}:{_NODES_PORT}"
         return [*words, "--nnodes", str(nodes), "--node-rank", "0", "--dist-init-addr", address]
@@ -98,8 +100,8 @@ class Command(StartCommand):
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         start = [*self.router_program, "--pd-disaggregation"]
         found = {ROUTER: [*start, *pools.router_flags([str(_BOOTSTRAP_PORT)])]}
-        for role, layout in pools.layouts.items():
-            found[role] = [*self.words(pools.checkpoint, layout), "--disaggregation-transfer-backend", "nixl"]
+        for role, arguments in pools.arguments.items():
+            found[role] = [*self.words(pools.checkpoint, arguments), "--disaggregation-transfer-backend", "nixl"]
         return found
 
 

@@ -65,6 +65,7 @@ from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.drafting import EAGLE, EAGLE1, MTP
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ORIGINAL, ModelSpec, has_states, is_sparse, weights_of
 from kvcalc.notes import Note
 from kvcalc.releases import Release, parse_release
@@ -179,12 +180,12 @@ class Sglang(Engine):
             text = (
                 f"SGLang does not start with a step of {step:,} tokens of a prompt, which is no whole pages of {page}"
             )
-            whole = max(step // page, 1) * page * start.workload.data_parallel_size
+            whole = max(step // page, 1) * page * start.layout.data_parallel_size
             raise LayoutError(text, f"--chunked-prefill-size {whole}")
 
-    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
-        if self.prompt_ranks > 1:
-            check_devices(spec, self.prompt_ranks, tensor_parallel_size)
+    def check_ranks(self, spec: ModelSpec, layout: Layout) -> None:
+        if layout.prompt_ranks > 1:
+            check_devices(spec, layout)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:

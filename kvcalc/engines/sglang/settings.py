@@ -10,6 +10,7 @@ from kvcalc.engines.command import DECODE
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import GIB, NEWEST
 from kvcalc.errors import LayoutError, ModelError, UsageError
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
@@ -179,8 +180,9 @@ def check_copies(spec: ModelSpec, copies: int, settings: Mapping[str, str], stag
         raise UsageError(f"--{OPTION} {copies}: not modelled with drafted tokens", f"leave out --{OPTION}")
 
 
-def check_devices(spec: ModelSpec, copies: int, size: int) -> None:
-    """Raise LayoutError (exit 2) if a copy cannot be split over `size` devices."""
+def check_devices(spec: ModelSpec, layout: Layout) -> None:
+    """Raise LayoutError (exit 2) if a copy that divides prompts cannot be split over its devices."""
+    copies, size = layout.prompt_ranks, layout.tensor_parallel_size
     if spec.model_type in _LATENT and size > 1:
         raise LayoutError(
             f"--{OPTION} {copies} --tp {size}: SGLang then keeps MLA without an indexer whole on every device",

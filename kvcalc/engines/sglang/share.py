@@ -60,7 +60,7 @@ def _uses_aiter(question: ReserveInputs, release: Release) -> bool:
         return False
     if question.has_sparse_latent or question.model_type in _OTHER_KERNELS:
         return False
-    return not question.is_latent or question.num_heads // question.tensor_parallel_size in _AITER_LATENT_HEADS
+    return not question.is_latent or question.num_heads // question.layout.tensor_parallel_size in _AITER_LATENT_HEADS
 
 
 def _default_share(question: ReserveInputs, given: SettingsReader, release: Release) -> float:
@@ -85,7 +85,7 @@ def _reserved_mib(question: ReserveInputs, given: SettingsReader, release: Relea
     """
     tokens, few, many = steps_by_memory(question.memory_bytes, question.release)
     tokens, role = given.count("chunked-prefill-size", tokens), given.choice("disaggregation-mode")
-    graph = few if question.ranks < 4 else many
+    graph = few if question.layout.num_devices < 4 else many
     if release >= _LIMITED_GRAPHS:
         graph = min(graph, given.count("max-running-requests", graph))
     has_prefill_graphs = release >= _PREFILL_GRAPHS and role == BOTH
@@ -95,28 +95,28 @@ def _reserved_mib(question: ReserveInputs, given: SettingsReader, release: Relea
             tokens = given.count("max-running-requests", graph) * given.count("speculative-num-draft-tokens", 1)
         elif role == PREFILL:
             graph = 0
-    reserved = 512 + 1.5 * max(tokens, 2048) + question.ranks / 8 * 1024 + 2 * graph
+    reserved = 512 + 1.5 * max(tokens, 2048) + question.layout.num_devices / 8 * 1024 + 2 * graph
     if has_prefill_graphs:
         reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
-    if question.dp_ranks > 1:
+    if question.layout.data_parallel_size > 1:
         # More padding, and more again for large graphs (reserve_for_graph_mb).
-        reserved += graph * question.dp_ranks * (4.5 if graph > 300 else 3)
+        reserved += graph * question.layout.data_parallel_size * (4.5 if graph > 300 else 3)
     return max(reserved, 10 * 1024) if question.memory_bytes > 60 * GIB else reserved
 
 
 def _older_reserved_mib(question: ReserveInputs, given: SettingsReader, release: Release) -> float:
     """Before 0.5.3."""
-    memory, ranks = question.memory_bytes / GIB, question.ranks
+    memory, ranks = question.memory_bytes / GIB, question.layout.num_devices
     found = 32.0 if memory >= 160 else 12 + ranks / 2 if memory >= 90 else 9.5 + ranks / 2
     if memory < 35:
         found = 2.8 + ranks / 10
-    return 1024 * (found + 4 * (question.dp_ranks > 1))
+    return 1024 * (found + 4 * (question.layout.data_parallel_size > 1))
 
 
 def _oldest_share(question: ReserveInputs, release: Release) -> float:
     """Before 0.4.7.post1: by the number of devices, and more where a device has more than 80 GiB."""
     memory, drafts = question.memory_bytes / MIB, question.drafts_by is not None and release >= _DRAFTS_SINCE
-    share = next(share for devices, share in _BY_DEVICES if question.ranks >= devices)
+    share = next(share for devices, share in _BY_DEVICES if question.layout.num_devices >= devices)
     if memory > 81_920 and release >= _LARGE_DEVICES:
         share = 0.88 if release >= _LARGER_DEVICES else (memory - 13 * 1024) / memory
     if memory > 180_000 and release >= _DRAFTS_SINCE and not question.is_amd:

@@ -11,7 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from kvcalc.engines.command import DECODE, NODE, PORT, PREFILL, ROUTER, Checkpoint, Layout, Pools, StartCommand, host_of
+from kvcalc.engines.command import (
+    DECODE,
+    NODE,
+    PORT,
+    PREFILL,
+    ROUTER,
+    Checkpoint,
+    Pools,
+    ServerArguments,
+    StartCommand,
+    host_of,
+)
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
@@ -36,7 +47,11 @@ class Command(StartCommand):
     program = "trtllm"
 
     def words(
-        self, checkpoint: Checkpoint, layout: Layout, more: Mapping[str, object] | None = None, file: str = _FILE
+        self,
+        checkpoint: Checkpoint,
+        arguments: ServerArguments,
+        more: Mapping[str, object] | None = None,
+        file: str = _FILE,
     ) -> list[str] | None:
         """None for whole copies behind one server, which trtllm-serve does not have.
 
@@ -44,30 +59,30 @@ class Command(StartCommand):
         besides those of the layout. With DP ranks, --tp_size counts the devices of all, and --max_batch_size
         is per replica (LlmArgs).
         """
-        if layout.has_copies:
+        if arguments.layout.has_whole_copies:
             return None
-        replicas = layout.data_parallel_size
+        layout = arguments.layout
         words = ["trtllm-serve", checkpoint.name]
         words += [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
-        if layout.tensor_parallel_size * replicas > 1:
-            words += ["--tp_size", str(layout.tensor_parallel_size * replicas)]
+        if layout.ranks > 1:
+            words += ["--tp_size", str(layout.ranks)]
         if layout.pipeline_parallel_size > 1:
             words += ["--pp_size", str(layout.pipeline_parallel_size)]
         if layout.expert_parallel_size > 1:
             words += ["--ep_size", str(layout.expert_parallel_size)]
-        limits = {"--max_seq_len": layout.context_tokens, "--max_batch_size": layout.running_of_rank}
+        limits = {"--max_seq_len": arguments.context_tokens, "--max_batch_size": arguments.running_of_rank}
         words += [word for option, most in limits.items() if most is not None for word in (option, str(most))]
-        if "max-num-tokens" in layout.settings:
-            words += ["--max_num_tokens", layout.settings["max-num-tokens"]]
-        words += ["--enable_chunked_prefill"] if "enable-chunked-prefill" in layout.settings else []
-        if "free-gpu-memory-fraction" in layout.settings:
-            words += ["--free_gpu_memory_fraction", layout.settings["free-gpu-memory-fraction"]]
-        settings = {**_settings(checkpoint, layout), **(more or {})}
+        if "max-num-tokens" in arguments.settings:
+            words += ["--max_num_tokens", arguments.settings["max-num-tokens"]]
+        words += ["--enable_chunked_prefill"] if "enable-chunked-prefill" in arguments.settings else []
+        if "free-gpu-memory-fraction" in arguments.settings:
+            words += ["--free_gpu_memory_fraction", arguments.settings["free-gpu-memory-fraction"]]
+        settings = {**_settings(checkpoint, arguments), **(more or {})}
         return written_first(json.dumps(settings), file, [*words, "--config", file]) if settings else words
 
-    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+    def across(self, words: list[str], arguments: ServerArguments, nodes: int) -> list[str] | None:
         """MPI starts a process for each device, of which the first is the server (trtllm-llmapi-launch)."""
-        ranks = layout.tensor_parallel_size * layout.data_parallel_size * layout.pipeline_parallel_size
+        ranks = arguments.layout.num_devices
         hosts = ",".join(f"{host_of(NODE, number)}:{ranks // nodes}" for number in range(nodes))
         place = words.index("trtllm-serve")
         return [*words[:place], "mpirun", "-n", str(ranks), "-H", hosts, "trtllm-llmapi-launch", *words[place:]]
@@ -79,8 +94,8 @@ class Command(StartCommand):
         # Context servers do not support the overlap scheduler (examples/disaggregated/README.md).
         more = {PREFILL: {"disable_overlap_scheduler": True, **decode}, DECODE: decode}
         found = {
-            role: self.words(pools.checkpoint, layout, more[role], _FILES[role]) or []
-            for role, layout in pools.layouts.items()
+            role: self.words(pools.checkpoint, arguments, more[role], _FILES[role]) or []
+            for role, arguments in pools.arguments.items()
         }
         servers = {
             name: {"num_instances": len(pools.hosts(role)), "urls": pools.hosts(role)}
@@ -91,25 +106,25 @@ class Command(StartCommand):
         return {**found, ROUTER: written_first(json.dumps(settings), _FILES[ROUTER], words)}
 
 
-def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
+def _settings(checkpoint: Checkpoint, arguments: ServerArguments) -> dict[str, object]:
     settings: dict[str, object] = {} if checkpoint.torch_dtype is None else {"dtype": checkpoint.torch_dtype}
-    cache: dict[str, object] = {"dtype": "fp8"} if layout.kv_dtype in ("fp8", RAW_FP8.name) else {}
-    given = SettingsReader("tensorrt-llm", layout.settings)
-    cache.update((key, given.count(name)) for name, key in KV_CACHE_CONFIG.items() if name in layout.settings)
-    if "max-attention-window" in layout.settings:
-        windows = layout.settings["max-attention-window"].split(",")
+    cache: dict[str, object] = {"dtype": "fp8"} if arguments.kv_dtype in ("fp8", RAW_FP8.name) else {}
+    given = SettingsReader("tensorrt-llm", arguments.settings)
+    cache.update((key, given.count(name)) for name, key in KV_CACHE_CONFIG.items() if name in arguments.settings)
+    if "max-attention-window" in arguments.settings:
+        windows = arguments.settings["max-attention-window"].split(",")
         cache["max_attention_window"] = [parse_tokens(window, "--engine tensorrt-llm") for window in windows]
-    if "avg-seq-len" in layout.settings:
-        cache["avg_seq_len"] = parse_tokens(layout.settings["avg-seq-len"], "--engine tensorrt-llm")
+    if "avg-seq-len" in arguments.settings:
+        cache["avg_seq_len"] = parse_tokens(arguments.settings["avg-seq-len"], "--engine tensorrt-llm")
     if cache:
         settings["kv_cache_config"] = cache
-    if "disable-overlap-scheduler" in layout.settings:
+    if "disable-overlap-scheduler" in arguments.settings:
         settings["disable_overlap_scheduler"] = True
-    if layout.data_parallel_size > 1:
+    if arguments.layout.data_parallel_size > 1:
         settings["enable_attention_dp"] = True
-    if layout.drafting is not None:
-        method, number, model = layout.drafting
-        is_old = method == MTP and not layout.has_release("tensorrt-llm", _MTP_LENGTH)
+    if arguments.drafting is not None:
+        method, number, model = arguments.drafting
+        is_old = method == MTP and not arguments.has_release("tensorrt-llm", _MTP_LENGTH)
         length = "num_nextn_predict_layers" if is_old else "max_draft_len"
         named = {} if model is None else {"speculative_model": model}
         settings["speculative_config"] = {"decoding_type": DECODING[method], length: number, **named}

@@ -20,6 +20,7 @@ from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import Cache, FullAttention, RecurrentState
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
 from kvcalc.notes import Note
 
@@ -52,11 +53,12 @@ class Hybrid(TensorrtLlm):
         if len(widths) != 1 or len(set(*widths)) != 1:
             raise not_established(self.spec, "TensorRT-LLM", "heads of several widths")
 
-    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
+    def check_ranks(self, spec: ModelSpec, layout: Layout) -> None:
+        size = layout.tensor_parallel_size
         groups = {cache.num_groups for cache in all_caches(spec) if isinstance(cache, RecurrentState)}
-        if any(number % tensor_parallel_size for number in groups if number > 1):
+        if any(number % size for number in groups if number > 1):
             raise LayoutError(
-                f"--tp {tensor_parallel_size} does not divide the {max(groups)} groups of the recurrent state",
+                f"--tp {size} does not divide the {max(groups)} groups of the recurrent state",
                 "TensorRT-LLM does not replicate them: use a smaller --tp, or --dp",
             )
 

@@ -16,8 +16,8 @@ from kvcalc.engines.command import (
     ROUTER,
     Checkpoint,
     Drafting,
-    Layout,
     Pools,
+    ServerArguments,
     StartCommand,
     host_of,
     value_of,
@@ -57,45 +57,45 @@ class Command(StartCommand):
     rank_option = "--node-rank"
     address_variable = "VLLM_NIXL_SIDE_CHANNEL_HOST"  # where an instance's cache can be read (vllm/envs.py)
 
-    def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
+    def words(self, checkpoint: Checkpoint, arguments: ServerArguments) -> list[str]:
         """Each DP rank has its own scheduler with --max-num-seqs requests.
 
         --enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py).
         """
-        replicas = layout.data_parallel_size
+        replicas = arguments.layout.data_parallel_size
         more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
-        more += ["--enable-expert-parallel"] if layout.expert_parallel_size > 1 else []
-        each = layout._replace(max_running=layout.running_of_rank)
+        more += ["--enable-expert-parallel"] if arguments.layout.expert_parallel_size > 1 else []
+        each = arguments._replace(max_running=arguments.running_of_rank)
         flags = each.flags(_SIZES, checkpoint, more, _CACHE_TYPES)
-        is_gone = layout.has_release("vllm", _WITHOUT_EFFECT_SINCE)
-        for option in layout.options("vllm", flags, (*_NOT_FLAGS, _WITHOUT_EFFECT) if is_gone else _NOT_FLAGS):
-            text = layout.settings[option.name]
+        is_gone = arguments.has_release("vllm", _WITHOUT_EFFECT_SINCE)
+        for option in arguments.options("vllm", flags, (*_NOT_FLAGS, _WITHOUT_EFFECT) if is_gone else _NOT_FLAGS):
+            text = arguments.settings[option.name]
             values = text.split(",") if option.name in _LISTS else [text]
             flags += [f"--{option.name}", *(values if option.metavar is not None else [])]
         # Without it, vLLM ignores the options of adapters (create_engine_config, engine/arg_utils.py).
-        flags += ["--enable-lora"] if has_adapters(layout.settings) else []
-        mode = layout.settings.get("cudagraph-mode")
+        flags += ["--enable-lora"] if has_adapters(arguments.settings) else []
+        mode = arguments.settings.get("cudagraph-mode")
         flags += ["--compilation-config", json.dumps({"cudagraph_mode": mode.upper()})] if mode else []
         # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).
-        variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if layout.beyond_limit else []
+        variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if arguments.beyond_limit else []
         for name, option in table("vllm", "reading")["variables"].items():
-            if option in VARIABLES and layout.settings.get(option):
-                variables.append(f"{name}={layout.settings[option]}")
-        flags += _drafting(layout.drafting) if layout.drafting else []
+            if option in VARIABLES and arguments.settings.get(option):
+                variables.append(f"{name}={arguments.settings[option]}")
+        flags += _drafting(arguments.drafting) if arguments.drafting else []
         return [*variables, "vllm", "serve", checkpoint.name, *flags]
 
-    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+    def across(self, words: list[str], arguments: ServerArguments, nodes: int) -> list[str] | None:
         """The ranks of one replica have --nnodes since 0.12, and whole DP ranks their own options (config/parallel.py).
 
         The other machines are --headless: they have no API server (entrypoints/cli/serve.py).
         """
-        head, replicas = host_of(NODE, 0), layout.data_parallel_size
+        head, replicas = host_of(NODE, 0), arguments.layout.data_parallel_size
         if replicas > 1:
             local, rest = divmod(replicas, nodes)
             if rest or not local:
                 return None
             return [*words, "--data-parallel-size-local", str(local), "--data-parallel-address", head]
-        if not layout.has_release("vllm", _NODES_SINCE):
+        if not arguments.has_release("vllm", _NODES_SINCE):
             return None
         return [*words, "--nnodes", str(nodes), "--node-rank", "0", "--master-addr", head]
 
@@ -113,7 +113,7 @@ class Command(StartCommand):
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         def serve(role: str, kv_role: str) -> list[str]:
             config = json.dumps({"kv_connector": "NixlConnector", "kv_role": kv_role})
-            return [*self.words(pools.checkpoint, pools.layouts[role]), "--kv-transfer-config", config]
+            return [*self.words(pools.checkpoint, pools.arguments[role]), "--kv-transfer-config", config]
 
         return {
             PREFILL: [f"{self.address_variable}={host_of(PREFILL, 0)}", *serve(PREFILL, "kv_producer")],

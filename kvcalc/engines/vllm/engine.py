@@ -49,6 +49,7 @@ from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache, FullAttention, LatentAttention, RecurrentState
+from kvcalc.model.layout import Layout
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ORIGINAL, ModelSpec, period, rotation_type
 from kvcalc.notes import Note
@@ -211,8 +212,8 @@ class Vllm(Engine):
             return own_dtype(v41_rows(spec, found if isinstance(found, str) else found.name, place)), reason
         return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
 
-    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
-        check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
+    def check_ranks(self, spec: ModelSpec, layout: Layout) -> None:
+        check_token_ranks(spec, layout, self.place)
 
     def check_start(self, start: Start) -> None:
         if start.gpu is not None:

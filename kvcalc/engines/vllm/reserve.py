@@ -110,7 +110,7 @@ def reserve(question: ReserveInputs) -> Reserve:
     copied = 0
     embeds_inside = question.multimodal is None or "language-model-only" in given.settings
     if not is_eager and release >= _COPIES and embeds_inside:
-        copied = -(-width.vocab_size // question.tensor_parallel_size) * width.hidden_size * 2
+        copied = -(-width.vocab_size // question.layout.tensor_parallel_size) * width.hidden_size * 2
     first_start = 0
     if release >= _COMPILES_AHEAD:
         first_start = max(copied - peak, 0)
@@ -147,7 +147,7 @@ def reserve(question: ReserveInputs) -> Reserve:
             first, a_layer = _STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES
             if release >= _TRANSIENT_SINCE:
                 _, kernels = _delta_net_elements(question)
-                first = max(first, tokens * 2 * (kernels // question.tensor_parallel_size))
+                first = max(first, tokens * 2 * (kernels // question.layout.tensor_parallel_size))
         graphs = first + width.num_layers * a_layer * sizes // _GRAPH_SIZES
         estimated.append(Held(RESERVE, "CUDA graphs", graphs))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
@@ -206,13 +206,13 @@ def _peak(question: ReserveInputs, tokens: int, requests: int, logit_bytes: int)
     """The peak of the dummy step: that of a layer, of sampling or of the vision tower."""
     width, element = question.width, 2
     row = width.hidden_size * element
-    gathered = (question.dp_ranks - 1) * row
+    gathered = (question.layout.data_parallel_size - 1) * row
     module = tokens * width.module_elements * element
     layer = tokens * (_ROWS * row + gathered) + module
     if width.streams > 1:
         rows = _FUSED_STREAM_ROWS if Place(question.release, question.device_class).is_sm100 else _STREAM_ROWS
         layer = tokens * (rows * width.streams * row + gathered)
-    delta_net = -(-sum(_delta_net_elements(question)) // question.tensor_parallel_size)
+    delta_net = -(-sum(_delta_net_elements(question)) // question.layout.tensor_parallel_size)
     layer = max(layer, tokens * (2 * row + delta_net * element))
     sampling = requests * width.vocab_size * logit_bytes + tokens * _ROWS_WHILE_SAMPLING * row
     sampling += module if width.has_experts else 0
@@ -220,7 +220,7 @@ def _peak(question: ReserveInputs, tokens: int, requests: int, logit_bytes: int)
         return max(layer, sampling)
     images = question.images
     batch = max(tokens, images.most_at(question.context_tokens))
-    inner = -(-images.elements // question.tensor_parallel_size)
+    inner = -(-images.elements // question.layout.tensor_parallel_size)
     tower = batch * images.patches_per_token * (_ROWS * images.width + inner) * element
     return max(layer, sampling, tower)
 

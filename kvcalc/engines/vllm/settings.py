@@ -12,6 +12,7 @@ from kvcalc.engines.vllm.states import FLASHINFER, States, caches_prefixes, stat
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.sharding import longer_before_last
 from kvcalc.model.caches import IndexerKeys, LatentAttention
+from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 from kvcalc.records import NamedTuple
 
@@ -166,10 +167,8 @@ def check_partition(partition: str | None, num_layers: int, stages: int) -> None
 _SPARSE_ALONE = (0, 30)
 
 
-def check_token_ranks(
-    spec: ModelSpec, tensor_parallel_size: int, token_ranks: int, prompt_ranks: int = 1, place: Place = ANYWHERE
-) -> None:
-    """Check that `token_ranks` of the tensor-parallel ranks can divide the tokens of the cache.
+def check_token_ranks(spec: ModelSpec, layout: Layout, place: Place = ANYWHERE) -> None:
+    """Check that the token ranks of a layout can divide the tokens of the cache.
 
     With `prompt_ranks` copies that divide a prompt, they are these copies, or all ranks of all copies.
 
@@ -177,23 +176,24 @@ def check_token_ranks(
     refuses to divide. Source: ParallelConfig (config/parallel.py), verify_with_parallel_config (config/model.py) and
     SlidingWindowSpec (v1/kv_cache_interface.py), vLLM 0.33.0.
     """
+    size, token_ranks, prompt_ranks = layout.tensor_parallel_size, layout.token_ranks, layout.prompt_ranks
     if token_ranks == 1:
         return
     asked = f"--decode-context-parallel-size {token_ranks}"
     if prompt_ranks > 1:
-        _check_both(spec, asked, token_ranks, (prompt_ranks, tensor_parallel_size * prompt_ranks), place)
+        _check_both(spec, asked, token_ranks, (prompt_ranks, size * prompt_ranks), place)
         return
-    if tensor_parallel_size % token_ranks:
-        raise LayoutError(f"{asked} does not divide --tp {tensor_parallel_size}", "its ranks are those of --tp")
+    if size % token_ranks:
+        raise LayoutError(f"{asked} does not divide --tp {size}", "its ranks are those of --tp")
     if windows(spec):
         raise ModelError(f"{spec.name}: vLLM does not support {asked} with sliding windows")
     shape = spec.attention
     if shape.is_latent or not shape.num_kv_heads:
         return
-    most = tensor_parallel_size // shape.num_kv_heads
+    most = size // shape.num_kv_heads
     if token_ranks > most:
         hint = f"use --tp {token_ranks * shape.num_kv_heads}, or a smaller --decode-context-parallel-size"
-        raise LayoutError(f"{asked}: {shape.num_kv_heads} KV heads on --tp {tensor_parallel_size} allow {most}", hint)
+        raise LayoutError(f"{asked}: {shape.num_kv_heads} KV heads on --tp {size} allow {most}", hint)
     if shape.num_heads // shape.num_kv_heads % token_ranks:
         raise LayoutError(
             f"{asked} does not divide the {shape.num_heads // shape.num_kv_heads} query heads per KV head",

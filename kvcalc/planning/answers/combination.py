@@ -40,20 +40,15 @@ Row = tuple[Any, ...]
 class Combination(NamedTuple):
     """How the points of one combination are computed.
 
-    `case` has the shortest context and one sequence. `curves` are the bytes stored in total, stored on one device, and
-    read, if they are piecewise linear. `memory` gives the cache memory of a device at a context and batch, and `speed`
-    gives the columns of `SPEED`; both are None if not asked for. `also_fits` says whether the part of the model in host
-    memory fits there, or whether the engine starts. It is None if neither is a question. `refusal` says why the
-    combination has no figures. `at_context` is the combination at another context, if that decides defaults.
+    `question` is about the shortest context, and names the engine and the type of the cache. `case` has the shortest
+    context and one sequence. `curves` are the bytes stored in total, stored on one device, and read, if they are
+    piecewise linear. `memory` gives the cache memory of a device at a context and batch, and `speed` gives the columns
+    of `SPEED`; both are None if not asked for. `also_fits` says whether the part of the model in host memory fits
+    there, or whether the engine starts. It is None if neither is a question. `refusal` says why the combination has no
+    figures. `at_context` is the combination at another context, if that decides defaults.
     """
 
-    model: str
-    engine: str
-    kv_dtype: str
-    gpu: str | None
-    num_devices: int | None
-    tensor_parallel_size: int
-    data_parallel_size: int = 1
+    question: Question
     case: Case | None = None
     curves: tuple[Curve, Curve, Curve] | None = None
     memory: Callable[[int, int], int] | None = None
@@ -65,8 +60,12 @@ class Combination(NamedTuple):
     @property
     def alike(self) -> dict[str, Any]:
         """The columns that all rows have in common. The other columns are null until a row sets them."""
+        question, devices, layout = self.question, self.question.devices, self.question.layout.sizes
+        gpu, number = (None, None) if devices is None else (devices.gpu.name, devices.num_devices)
+        sizes = layout.tensor_parallel_size, layout.data_parallel_size
+        values = (question.model.name, question.engine, question.kv_dtype, gpu, number, *sizes)
         reason = None if self.refusal is None else self.refusal.message
-        return {**dict.fromkeys(COLUMNS), **dict(zip(COLUMNS, self[: COLUMNS.index(NUMBERS[0])])), "reason": reason}
+        return {**dict.fromkeys(COLUMNS), **dict(zip(COLUMNS, values)), "reason": reason}
 
     def rows(self, contexts: Iterable[int], batches: Iterable[int]) -> tuple[tuple[str, ...], Iterator[Row], bool]:
         """The names of the columns that vary, their values row by row, and whether all values are whole numbers."""
@@ -91,12 +90,13 @@ class Combination(NamedTuple):
         self, contexts: Iterable[int], batches: Iterable[int], stored: Curve, device: Curve, read: Curve
     ) -> Iterator[Row]:
         """The rows of the formula, for which the held bytes equal the stored bytes."""
-        devices, replicas = self.tensor_parallel_size, self.data_parallel_size
+        layout = self.question.layout.sizes
         for tokens in contexts:
             slope, fixed = stored.growth_at(tokens)
             held, share, reads = fixed + slope * tokens, device.bytes_at(tokens), read.bytes_at(tokens)
             for batch in batches:
-                whole, local, total = batch * held, -(-batch // replicas) * share, devices * batch * share
+                whole, local = batch * held, layout.attention_batch(batch) * share
+                total = layout.tensor_parallel_size * batch * share
                 yield tokens, batch, whole, whole, held, slope, fixed, local, total, batch * reads
 
     def _counted_rows(self, contexts: Iterable[int], batches: Iterable[int]) -> Iterator[Row]:
@@ -135,7 +135,7 @@ class Combination(NamedTuple):
         if self.at_context is not None:
             return self.at_context(tokens).device_bytes(tokens, batch)
         if self.curves is not None:
-            return -(-batch // self.data_parallel_size) * self.curves[1].bytes_at(tokens)
+            return self.question.layout.sizes.attention_batch(batch) * self.curves[1].bytes_at(tokens)
         try:
             return None if self.refusal else self._figures(tokens, batch)[FIGURES.index("bytes_per_device")]
         except KvcalcError:
@@ -150,18 +150,12 @@ def combine(
     `question` has the shortest context and one sequence. With `varies_by_context`, defaults of the engine depend on the
     context, so each one has a combination of its own.
     """
-    devices = question.devices
-    found = Combination(
-        question.model.name, question.engine, question.kv_dtype, None if devices is None else devices.gpu.name,
-        None if devices is None else devices.num_devices, question.tensor_parallel_size or 1,
-        question.data_parallel_size,
-    )  # fmt: skip
     try:
-        found = _combine(found, question, largest_batch, notes)
+        found = _combine(question, largest_batch, notes)
     except SettingError:
         raise
     except KvcalcError as error:
-        found = found._replace(refusal=error)
+        found = Combination(question, refusal=error)
     if not varies_by_context:
         return found
 
@@ -172,13 +166,12 @@ def combine(
     return found._replace(at_context=at)
 
 
-def _combine(found: Combination, question: Question, largest_batch: int, notes: list[Note]) -> Combination:
+def _combine(question: Question, largest_batch: int, notes: list[Note]) -> Combination:
     case = make_case(question)
     # An engine that refuses the shortest context refuses every context.
     cache_figures(case)
-    found = found._replace(
-        engine=case.question.engine, kv_dtype=case.workload.kv_dtype.name, case=case, curves=_curves(case)
-    )
+    named = question._replace(engine=case.question.engine, kv_dtype=case.workload.kv_dtype.name)
+    found = Combination(named, case, _curves(case))
     notes += [note for note in case.notes if note.code not in (BEYOND_MODEL, ENCODER_AS_CONTEXT)]
     if case.encoder_follows_context:
         text = "the encoder's input is assumed to be as long as each context; --encoder-tokens sets its length"
@@ -213,7 +206,7 @@ def _with_memory(
     share, dtype = case.share, case.workload.kv_dtype
     checks = [] if also_fits is None else [also_fits]
     if case.allocation.start_bytes(share, dtype, case.workload.context_tokens) or period(case.spec) > 1:
-        at = case.workload.attention_batch
+        at = case.layout.attention_batch
         checks.append(lambda tokens, batch: case.needed_bytes(tokens, at(batch)) <= memory(tokens, batch))
     if case.allocation.start_limit(share, dtype, 0) is not None:
         checks.append(lambda tokens, batch: starts(case, memory(tokens, batch)))
@@ -281,7 +274,7 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
     if (
         case.question.reuse is not None
         or not case.engine.is_formula
-        or case.workload.pipeline_parallel_size > 1
+        or case.layout.pipeline_parallel_size > 1
         or case.encoder_follows_context
     ):
         return None

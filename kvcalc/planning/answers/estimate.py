@@ -183,7 +183,7 @@ def _describe_cache(case: Case, figures: CacheFigures) -> documents.KvCache:
 def _describe_engine(case: Case, division: Mapping[str, object], memory: int | None) -> documents.Engine:
     """The engine, with its settings and how it divides the memory; and its blocks for one device if it has a pool."""
     engine, workload, allocation = case.engine, case.workload, case.allocation
-    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
+    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch
     device = allocation.largest_stage(case.share, dtype, tokens, batch)
     figures = allocation.blocks(device, dtype, tokens, batch, memory)
     pool = figures.pool
@@ -202,10 +202,7 @@ def _describe_engine(case: Case, division: Mapping[str, object], memory: int | N
     described = {
         "name": engine.name,
         "version": engine.version,
-        "tensor_parallel_size": workload.tensor_parallel_size,
-        "pipeline_parallel_size": workload.pipeline_parallel_size,
-        "data_parallel_size": workload.data_parallel_size,
-        "expert_parallel_size": workload.expert_parallel_size,
+        **workload.layout.describe(),
         "kv_dtype_reason": case.kv_dtype_reason,
         **engine.settings,
         **division,
@@ -273,7 +270,7 @@ def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: Ca
     if spec is None:
         return row
     workload, allocation = case.workload, case.allocation
-    if spec is case.cached and workload.data_parallel_size == 1:
+    if spec is case.cached and workload.layout.data_parallel_size == 1:
         row["bytes_per_token"], row["total_bytes"] = figures.bytes_per_token, figures.total_bytes
         stored = figures.stored_bytes // workload.batch_size
         row["ratio_to_mha"] = stored / mha_bytes if mha_bytes else None

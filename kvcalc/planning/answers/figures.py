@@ -38,17 +38,17 @@ def cache_figures(case: Case) -> CacheFigures:
     """The bytes of a case."""
     spec, workload, allocation, device = case.cached, case.workload, case.allocation, case.share
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
-    growth = allocation.growth(spec, dtype, tokens)
-    batches = workload.attention_batches(batch).items()
+    layout, growth = case.layout, allocation.growth(spec, dtype, tokens)
+    batches = layout.attention_batches(batch).items()
     return CacheFigures(
         batch * stored_sequence_bytes(spec, dtype, tokens),
         sum([replicas * allocation.replica_bytes(spec, dtype, tokens, each) for each, replicas in batches]),
         growth.bytes_at(tokens),
         growth.bytes_per_token,
         growth.fixed_bytes,
-        allocation.batch_bytes(device, dtype, tokens, workload.attention_batch(batch)),
-        workload.tensor_parallel_size
-        * workload.prompt_ranks
+        allocation.batch_bytes(device, dtype, tokens, workload.attention_batch),
+        layout.tensor_parallel_size
+        * layout.prompt_ranks
         * sum([replicas * allocation.all_stages_bytes(device, dtype, tokens, each) for each, replicas in batches]),
         batch * allocation.reads(spec, dtype).bytes_at(tokens),
     )

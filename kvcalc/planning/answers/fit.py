@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
+from kvcalc.model.layout import Layout, LayoutAsked
 from kvcalc.notes import describe_notes
 from kvcalc.planning.answers.estimate import Answer, answer, answer_case, fit_of
 from kvcalc.planning.answers.load import at_load
-from kvcalc.planning.answers.server_part import changes_in, describe_server
+from kvcalc.planning.answers.server_part import describe_refusal, describe_server
 from kvcalc.question.question import Question
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.budget import budget
 from kvcalc.server.case import Case, make_case
-from kvcalc.server.layout import as_started, over_machines, server_context
+from kvcalc.server.layout import as_started, over_machines, server_context, sizes_of
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -80,10 +80,7 @@ def documented_refusals() -> Iterator[None]:
     try:
         yield
     except LayoutError as error:
-        changes = changes_in(error.hint)
-        error.document = {
-            "schema_version": SCHEMA_VERSION, "starts": False, "reason": error.message, "try": changes, "warnings": [],
-        }  # fmt: skip
+        error.document = {"schema_version": SCHEMA_VERSION, **describe_refusal(error), "warnings": []}
         raise
 
 
@@ -132,9 +129,7 @@ def _smallest(case: Case) -> documents.SmallestLayout | None:
         if heads % size == 0:
             devices = case.devices._replace(num_devices=size)
             within, stages = over_machines(asked, devices) if asked.pipeline_parallel_size == 1 else (None, 1)
-            split = asked._replace(
-                tensor_parallel_size=within or size, pipeline_parallel_size=asked.pipeline_parallel_size * stages
-            )
+            split = asked.with_layout(LayoutAsked(within or size, asked.pipeline_parallel_size * stages))
             found = _layout_that_fits(case, split)
             if found is not None:
                 return found
@@ -156,23 +151,25 @@ def _fewest_stages(case: Case) -> documents.SmallestLayout | None:
         except UsageError:
             return None
         if not isinstance(found, str) and all(room.free_bytes() >= 0 for room in found.devices):
-            return _layout(stages, 1, stages, 1)
+            return _describe(Layout(1, stages))
     return None
 
 
 def _layout_that_fits(case: Case, asked: Question) -> documents.SmallestLayout | None:
     """The sizes of the layout that is asked for, on as many devices as it needs. None if it does not fit."""
-    sizes = asked.tensor_parallel_size or 1, asked.pipeline_parallel_size, asked.data_parallel_size
-    devices = case.devices._replace(num_devices=prod(sizes) * case.workload.prompt_ranks)
+    layout = sizes_of(asked)
+    devices = case.devices._replace(num_devices=layout.num_devices)
     try:
         found = answer(asked._replace(devices=devices)).document["fit"]
     except UsageError:
         return None  # this model or this engine cannot be split this way
-    return _layout(devices.num_devices, *sizes) if found and found["fits"] else None
+    return _describe(layout) if found and found["fits"] else None
 
 
-def _layout(devices: int, tensor: int, stages: int, dp_ranks: int) -> documents.SmallestLayout:
+def _describe(layout: Layout) -> documents.SmallestLayout:
     return {
-        "num_devices": devices, "tensor_parallel_size": tensor, "pipeline_parallel_size": stages,
-        "data_parallel_size": dp_ranks,
-    }  # fmt: skip
+        "num_devices": layout.num_devices,
+        "tensor_parallel_size": layout.tensor_parallel_size,
+        "pipeline_parallel_size": layout.pipeline_parallel_size,
+        "data_parallel_size": layout.data_parallel_size,
+    }

@@ -77,7 +77,7 @@ def describe_gpu(gpu: Gpu, more: Mapping[str, Any]) -> dict[str, Any]:
 def describe_hardware(case: Case) -> documents.Hardware:
     """The `hardware` part of a document: the figures of one device, and the number of devices."""
     gpu, number = case.devices
-    of_question = {"num_devices": number, "replicas": count_replicas(number, case.workload)}
+    of_question = {"num_devices": number, "replicas": count_replicas(number, case.layout)}
     return cast("documents.Hardware", describe_gpu(gpu, of_question))
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.answers.estimate import answer
+from kvcalc.planning.answers.load import at_load
 from kvcalc.question.question import Question
+from kvcalc.server.budget import budget
 from kvcalc.server.capacity import usable_context
+from kvcalc.server.case import make_case
+from kvcalc.server.fit import describe_fit
 
 
 def common_context(questions: Iterable[Question], default_tokens: int) -> int:
@@ -21,9 +24,10 @@ def served_context(question: Question) -> int:
     0 if the engine refuses the server.
     """
     try:
-        document = answer(question).document
+        case = at_load(make_case(question))
+        room = budget(case)
+        longest = None if isinstance(room, str) else usable_context(describe_fit(room, []))
     except KvcalcError:
         return 0
-    tokens, fit = document["workload"]["context_tokens"], document["fit"]
-    longest = fit and usable_context(fit)
+    tokens = case.workload.context_tokens
     return min(tokens, longest) if longest else tokens

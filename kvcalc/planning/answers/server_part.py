@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, context_limits, engine_class, start_command
-from kvcalc.engines.command import Layout
+from kvcalc.engines.command import ServerArguments
 from kvcalc.errors import KvcalcError
 from kvcalc.model.variants import WhatIf
 from kvcalc.planning.answers.estimate import Answer, answer
@@ -92,7 +92,16 @@ def _changes(
             yield {"option": option, "value": str(moved["value"])}
 
 
-def changes_in(hint: str | None) -> list[documents.ServerChange]:
+def describe_refusal(error: KvcalcError) -> dict[str, Any]:
+    """The keys that every document of a server has which does not start."""
+    return {
+        "starts": False,
+        "reason": error.message.removeprefix("does not start: "),
+        "try": _changes_in(error.hint),
+    }
+
+
+def _changes_in(hint: str | None) -> list[documents.ServerChange]:
     """The options and values that a hint names, if it names nothing else: `use --tp 2 or --ep 4`."""
     matches = [_OPTION.fullmatch(words) for words in (hint or "").removeprefix("use ").split(" or ")]
     return [{"option": match[1], "value": match[2]} for match in matches if match is not None] if all(matches) else []
@@ -118,21 +127,16 @@ def start_words(case: Case) -> str | None:
     default, _ = context_limits(question.engine, question.model)
     context = server_context(question, question.context_tokens or workload.context_tokens)
     is_default = context == default and not case.engine_class.chooses_context
-    from kvcalc.server.dp_attention import whole_copies
-
-    layout = Layout(
-        workload.tensor_parallel_size, workload.pipeline_parallel_size, None if is_default else context,
+    arguments = ServerArguments(
+        workload.layout, None if is_default else context,
         workload.batch_size if case.engine_class.allocates_slots and workload.batch_size > 1 else None,
         workload.kv_dtype.name, question.engine_settings or {}, drafting=drafting_of(question.speculative),
-        data_parallel_size=workload.data_parallel_size, expert_parallel_size=workload.expert_parallel_size,
-        has_copies=whole_copies(case.spec, workload), engine=question.engine,
+        engine=question.engine,
         prompt_division=case.engine_class.prompt_division(question.model, question.engine_settings or {}),
     )  # fmt: skip
-    command, devices = start_command(name), case.devices
-    words = command.words(checkpoint_of(question.model, _asked_dtype(case)), layout)
-    nodes = -(-workload.num_devices // devices.gpu.machine_devices)
-    if words is not None and nodes > 1:
-        words = command.across(words, layout, nodes)
+    words = start_command(name).on_machines(
+        checkpoint_of(question.model, _asked_dtype(case)), arguments, case.devices.gpu.machine_devices
+    )
     return None if words is None else join(words)
 
 

@@ -20,10 +20,10 @@ from kvcalc.simulation.common_prefix import (
     case_of,
     check_reuse,
 )
-from kvcalc.simulation.fleet import Outcome, Progress
+from kvcalc.simulation.fleet import Progress
 from kvcalc.simulation.loads.load import Load, Requests, check_load, requests_of
 from kvcalc.simulation.play import context_of, known_speed, play
-from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
+from kvcalc.simulation.results import Limits, Outcome, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.scheduler import Scheduler, start_notes
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import known_range, range_factors
@@ -62,8 +62,8 @@ def simulate(
         case = place_layers(case)
     notes = [*case.notes, *notes]
     speed = known_speed(case, notes)
-    number = replicas or count_replicas(case.devices.num_devices, case.workload)
-    _check_devices(devices.num_devices, number, case.workload.num_devices)
+    number = replicas or count_replicas(case.devices.num_devices, case.layout)
+    _check_devices(devices.num_devices, number, case.layout.num_devices)
     if load.clients is not None and load.clients < number:
         raise UsageError(f"{load.clients} clients are less than {number} replicas", "use fewer --replicas")
     scheduler, outcome = play(
@@ -75,7 +75,7 @@ def simulate(
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
-        "hardware": {**describe_hardware(case), "num_devices": number * case.workload.num_devices, "replicas": number},
+        "hardware": {**describe_hardware(case), "num_devices": number * case.layout.num_devices, "replicas": number},
         "engine": describe_engine(case, scheduler),
         "load": describe_load(load, outcome),
         "limits": cast("documents.SimulateLimits", limits._asdict()),
@@ -120,10 +120,9 @@ def ask_about(question: Question, load: Load) -> Asked:
                 raise UsageError(f"{option}: whole prompts are found with --distinct-prompts", "leave it out")
     notes: list[Note] = []
     requests = requests_of(load, speed.prefix_hit_rate, notes)
-    question = with_engine(question)
+    devices, question = question.devices, with_engine(question)
     longest = question.context_tokens or context_of(question, requests.longest_tokens)
-    asked = question._replace(context_tokens=longest, batch_size=1, speed=speed)
-    return Asked(asked, question.devices, requests, notes)
+    return Asked(question._replace(context_tokens=longest, batch_size=1, speed=speed), devices, requests, notes)
 
 
 def _check_devices(num_devices: int, replicas: int, each: int) -> None:
@@ -141,10 +140,7 @@ def describe_engine(case: Case, scheduler: Scheduler) -> documents.SimulateEngin
     return {
         "name": case.engine.name,
         "version": case.engine.version,
-        "tensor_parallel_size": workload.tensor_parallel_size,
-        "pipeline_parallel_size": workload.pipeline_parallel_size,
-        "data_parallel_size": workload.data_parallel_size,
-        "expert_parallel_size": workload.expert_parallel_size,
+        **workload.layout.describe(),
         "kv_dtype": workload.kv_dtype.name,
         "scheduler": cast(Any, rules.schedule.name),
         "step_tokens": rules.step_tokens,

@@ -18,6 +18,7 @@ from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.describe import describe_model
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.gpus import describe_hardware
 from kvcalc.planning.answers.simulate import ask_about, describe_engine, describe_load, describe_range
@@ -31,7 +32,7 @@ from kvcalc.planning.plan.disaggregated.instances import (
 )
 from kvcalc.planning.plan.disaggregated.platforms import check_joined
 from kvcalc.question.fields import IN_TURN
-from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.admission import accept_prompts
@@ -58,40 +59,22 @@ if TYPE_CHECKING:
 class Prefills(NamedTuple):
     """The prefill instances of a simulation, and the link to the decode instances: bytes per second, or a name.
 
-    What is None is as in the decode instances. `engine_settings` are those that only prefill instances have, and `gpu`
-    is another kind of device.
+    What is None is as in the decode instances, also in the `layout` of one instance, but for its stages, of which the
+    default is one. `engine_settings` are those that only prefill instances have, and `gpu` is another kind of device.
     """
 
     replicas: int
     transfer: int | str
-    tensor_parallel_size: int | None = None
-    data_parallel_size: int | None = None
-    pipeline_parallel_size: int = 1
-    expert_parallel_size: int | None = None
+    layout: LayoutAsked = LayoutAsked()
     engine_settings: Mapping[str, str] = {}
     gpu: Gpu | None = None
 
-    @classmethod
-    def like(cls, question: Question, replicas: int, transfer: int | str) -> Prefills:
-        """So many prefill instances, of which each is that of a question."""
-        return cls(
-            replicas, transfer, question.tensor_parallel_size, question.data_parallel_size,
-            question.pipeline_parallel_size, None if question.speed is None else question.speed.expert_parallel_size,
-            question.engine_settings or {}, None if question.devices is None else question.devices.gpu,
-        )  # fmt: skip
-
     def of(self, question: Question, tensor_parallel_size: int) -> Question:
         """The question about one prefill instance. `question` is about one decode instance."""
-        speed, devices = question.speed, question.devices
-        if self.expert_parallel_size is not None:
-            speed = (speed or SpeedQuestion())._replace(expert_parallel_size=self.expert_parallel_size)
-        return question._replace(
-            tensor_parallel_size=self.tensor_parallel_size or tensor_parallel_size,
-            pipeline_parallel_size=self.pipeline_parallel_size,
-            data_parallel_size=self.data_parallel_size or question.data_parallel_size,
+        layout = self.layout.over(LayoutAsked(tensor_parallel_size, 1))
+        return question.with_layout(layout)._replace(
             engine_settings={**(question.engine_settings or {}), **self.engine_settings},
-            devices=devices if self.gpu is None else Devices(self.gpu, 1),
-            speed=speed,
+            devices=question.devices if self.gpu is None else Devices(self.gpu, 1),
             # What is found of a prefix while tokens are drafted depends on it (`engines.prefixes.Matching`).
             reuse=None if question.reuse is None else question.reuse._replace(transfer=self.transfer),
         )
@@ -129,9 +112,9 @@ def simulate_pools(
     alone = question._replace(devices=Devices(devices.gpu, 1))
     # The prefix is found on the prefill instance alone.
     decode = _decode_pool(without_hits(alone), needs, longest, notes)
-    prefill = _prefill_pool(prefills.of(alone, decode.case.workload.tensor_parallel_size), needs, longest)
+    prefill = _prefill_pool(prefills.of(alone, decode.case.layout.tensor_parallel_size), needs, longest)
     check_joined(prefill.case, decode.case)
-    needed = prefills.replicas * prefill.case.workload.num_devices + replicas * decode.case.workload.num_devices
+    needed = prefills.replicas * prefill.case.layout.num_devices + replicas * decode.case.layout.num_devices
     if devices.num_devices not in (1, needed):
         raise UsageError(
             f"both pools need {needed} devices, and there are {devices.num_devices}", "leave the number out"
@@ -143,7 +126,7 @@ def simulate_pools(
     shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, requests.block_tokens, notes)
     if question.reuse is not None and prefill.prefix is not None:
         notes += [note for note in prefill.case.notes if note not in notes]
-    asked = prefills.of(alone, decode.case.workload.tensor_parallel_size)
+    asked = prefills.of(alone, decode.case.layout.tensor_parallel_size)
     named = named_in(asked, prefill.scheduler, requests, load, prefills.replicas, prefill.prefix, notes)
     if named is not None:
         supply.name, shared_tokens = named
@@ -184,7 +167,7 @@ def _check_stages(needs: Disaggregation, question: Question, prefills: Prefills)
     """LayoutError (exit 2) for pipeline stages that the engine's instances cannot have."""
     for stages, may_have, role in (
         (question.pipeline_parallel_size, needs.staged_decode, "decode"),
-        (prefills.pipeline_parallel_size, needs.staged_prefill, "prefill"),
+        (prefills.layout.pipeline_parallel_size or 1, needs.staged_prefill, "prefill"),
     ):
         if stages > 1 and not may_have:
             name = question.engine.partition("@")[0]
@@ -251,10 +234,7 @@ def _describe_prefill(
     return {
         "gpu": case.devices.gpu.name,
         "replicas": prefills.replicas,
-        "tensor_parallel_size": case.workload.tensor_parallel_size,
-        "pipeline_parallel_size": case.workload.pipeline_parallel_size,
-        "data_parallel_size": case.workload.data_parallel_size,
-        "expert_parallel_size": case.workload.expert_parallel_size,
+        **case.layout.describe(),
         "link": prefills.transfer if isinstance(prefills.transfer, str) else None,
         "bandwidth_bytes_per_second": rate,
         "sent_bytes": sum(one.num_bytes for one in sent),

@@ -128,8 +128,8 @@ class Sweep(NamedTuple):
 
 def _words(combination: Combination) -> tuple[str, ...]:
     """The words that identify a combination. The last one is the device, which does not change the cache."""
-    size = f"tp {combination.tensor_parallel_size}"
-    return combination.engine, combination.kv_dtype, size, combination.gpu or ""
+    row = combination.alike
+    return row["engine"], row["kv_dtype"], f"tp {row['tensor_parallel_size']}", row["gpu"] or ""
 
 
 def _note_words(combination: Combination) -> tuple[str, ...]:
@@ -215,20 +215,21 @@ def sweep(
     if limit is not None and contexts.largest > limit:
         text = f"contexts up to {contexts.largest:,} exceed the model's max_position_embeddings of {limit:,}"
         notes.append(Note("workload", BEYOND_MODEL, text))
-    found: list[tuple[Combination, Devices | None, list[Note]]] = []
+    found: list[tuple[Combination, list[Note]]] = []
     for one in questions:
         own: list[Note] = []
         varies = contexts.smallest != contexts.largest and context_decides(one)
         shortest = one._replace(context_tokens=contexts.smallest)
-        found.append((combine(shortest, batches.largest, own, varies_by_context=varies), one.devices, own))
-    combinations = [combination for combination, _, _ in found]
+        found.append((combine(shortest, batches.largest, own, varies_by_context=varies), own))
+    combinations = [combination for combination, _ in found]
     refusals = [c.refusal for c in combinations if c.refusal is not None]
     if len(refusals) == len(combinations):
         raise refusals[0]
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *notes]
     about_rows = [
-        RowNote(_note_words(combination), note, None if devices is None else devices.gpu)
-        for combination, devices, own in found
+        RowNote(_note_words(combination), note, devices and devices.gpu)
+        for combination, own in found
+        for devices in (combination.question.devices,)
         for note in own
     ]
     refused = [
@@ -264,12 +265,8 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
             if gpu is None:
                 yield question._replace(tensor_parallel_size=size or 1)
                 continue
-            from kvcalc.server.layout import lay_out
+            from kvcalc.server.layout import lay_out, split_layers
             from kvcalc.throughput.hardware import Devices
 
             devices = gpu if isinstance(gpu, Devices) else Devices(gpu, 1)
-            stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
-            settings, engine = question.engine_settings or {}, engine_class(question.engine)
-            used, size, stages = engine.split_layers(settings, devices, size, stages, replicas)
-            devices, size = lay_out(used or devices, size, stages, replicas, engine.prompt_ranks_in(settings))
-            yield question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
+            yield lay_out(split_layers(question._replace(devices=devices, tensor_parallel_size=size)))

@@ -8,7 +8,6 @@ from kvcalc.engines.options import untimed
 from kvcalc.notes import Note
 from kvcalc.server.admission import serves_nothing
 from kvcalc.server.case import Case
-from kvcalc.server.dp_attention import whole_copies
 from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.constants import described_source, device_kind, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
@@ -36,7 +35,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
     None, with a note, if they are not known. If requests are served, the case's batch is the number that fit at their
     full length.
     """
-    if whole_copies(case.spec, case.workload):
+    if case.layout.has_whole_copies:
         from kvcalc.server.copies import of_all_copies, one_copy
 
         found = describe_throughput(one_copy(case), notes)
@@ -175,7 +174,7 @@ def _describe_energy(
     if serving is not None:
         # Prefills are bound by operations.
         share, rate = share + (1 - share) * serving["prefill_share"], serving["tokens_per_second"]
-    found = energy_per_token(model.gpu, model.layout.devices, share, rate, time_range)
+    found = energy_per_token(model.gpu, model.layout.num_devices, share, rate, time_range)
     if found is None:
         return None
     figures = {**found._asdict(), "kwh_per_million_tokens": found.kwh_per_million_tokens}
@@ -188,8 +187,8 @@ def _describe_serving(
 ) -> documents.Serving:  # fmt: skip
     low, high = factors
     # The closed form knows the times of other arrivals, which are no part of a printed document.
-    others = {key: getattr(load, key) for key in OTHER_TTFTS} if asked.closed_form else {}
-    return {  # type: ignore[typeddict-item]
+    others: Any = {key: getattr(load, key) for key in OTHER_TTFTS} if asked.closed_form else {}
+    return {
         **others,
         "input_tokens": round(load.prompt.mean_tokens),
         "output_tokens": round(load.answer.mean_tokens),
@@ -211,7 +210,7 @@ def _describe_serving(
         "tokens_per_second": load.tokens_per_second,
         "tokens_per_second_low": load.tokens_per_second / high,
         "tokens_per_second_high": load.tokens_per_second / low,
-        "tokens_per_second_per_device": load.tokens_per_second / model.layout.devices,
+        "tokens_per_second_per_device": load.tokens_per_second / model.layout.num_devices,
         "requests_per_second": load.requests_per_second,
         "prefill_share": load.prefill_share,
     }

@@ -14,6 +14,7 @@ from kvcalc.memory.dtypes import DTYPES, parse_dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.drafting import MTP, Speculation
+from kvcalc.model.layout import Layout
 from kvcalc.model.presets import all_presets
 from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
@@ -53,8 +54,7 @@ class Run(NamedTuple):
     engine: str
     spec: ModelSpec
     context_tokens: int | None
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
+    layout: Layout
     dtype: str | None
     kv_dtype: str
     release: str | None
@@ -94,8 +94,9 @@ def audit(
     if context_tokens is None and (length := log.text("context_tokens")) is not None:
         context_tokens = parse_vllm_integer(length, "the log's length")
     run = Run(
-        log.engine, spec, context_tokens, tensor_parallel_size or reader.tensor_parallel_size(log),
-        reader.pipeline_parallel_size(log), _dtype(log, "dtype"),
+        log.engine, spec, context_tokens,
+        Layout(tensor_parallel_size or reader.tensor_parallel_size(log), reader.pipeline_parallel_size(log)),
+        _dtype(log, "dtype"),
         (_dtype(log, "kv_dtype") or "auto") if kv_dtype is None else kv_dtype, log.release,
     )  # fmt: skip
     answer = _best(log, run)
@@ -117,8 +118,8 @@ def audit(
         },
         "workload": {
             "context_tokens": answer.setup.context_tokens,
-            "tensor_parallel_size": run.tensor_parallel_size,
-            "pipeline_parallel_size": run.pipeline_parallel_size,
+            "tensor_parallel_size": run.layout.tensor_parallel_size,
+            "pipeline_parallel_size": run.layout.pipeline_parallel_size,
             "kv_dtype": answer.setup.dtype.name,
             "kv_dtype_reason": answer.setup.kv_dtype_reason,
         },
@@ -150,9 +151,8 @@ def _question(run: Run, answer: Answer) -> Question:
     return Question(
         run.spec, answer.setup.context_tokens, dtype=dtype, kv_dtype=answer.setup.dtype.name,
         engine=f"{run.engine}@{release}" if release else run.engine, engine_settings=settings,
-        tensor_parallel_size=run.tensor_parallel_size, pipeline_parallel_size=run.pipeline_parallel_size,
         speculative=speculative,
-    )  # fmt: skip
+    ).with_layout(run.layout.asked)  # fmt: skip
 
 
 def _best(log: Log, run: Run) -> Answer:
@@ -180,7 +180,6 @@ def _best(log: Log, run: Run) -> Answer:
 
 def _set_up(run: Run, reading: Reading) -> Setup:
     """The setup for one reading of a run's log. Raises UsageError (exit 2) and ModelError (exit 3) as estimate does."""
-    tensor_parallel_size = run.tensor_parallel_size
     spec, _ = computed(engine_class(run.engine), reading.spec or run.spec, run.dtype)
     settings = reading.settings
     # If the log has no length, use the model's maximum, as the engines do.
@@ -189,15 +188,15 @@ def _set_up(run: Run, reading: Reading) -> Setup:
     asked = reading.kv_dtype if run.kv_dtype == "auto" and reading.kv_dtype else run.kv_dtype
     dtype, reason = resolve_kv_dtype(engine, spec, asked, settings, run.dtype, reading.device_class)
     context = run.context_tokens or spec.max_position_embeddings
-    stages = run.pipeline_parallel_size
-    workload = resolve_workload(spec, context, 1, run.dtype, dtype, tensor_parallel_size, pipeline_parallel_size=stages)
+    workload = resolve_workload(spec, context, 1, run.dtype, dtype, run.layout)
     bound = bind_workload(spec, workload)
-    found = load_engine(engine, bound, settings, stages)
-    found.check_ranks(bound, tensor_parallel_size)
-    share = on_device(bound, tensor_parallel_size)
+    found = load_engine(engine, bound, settings, run.layout.pipeline_parallel_size)
+    layout = run.layout._replace(token_ranks=found.token_ranks, prompt_ranks=found.prompt_ranks)
+    found.check_ranks(bound, layout)
+    share = on_device(bound, layout.tensor_parallel_size)
     return Setup(
         bound, share, workload.kv_dtype, reason, workload.context_tokens, found, settings, workload.notes,
-        tensor_parallel_size * stages,
+        run.layout.num_devices,
     )  # fmt: skip
 
 
@@ -211,9 +210,9 @@ def _explanation(log: Log, run: Run, answer: Answer) -> str | None:
     if not count_unexplained(answer.figures):
         return None
     others = [
-        (f"--tp {size}", run._replace(tensor_parallel_size=size))
+        (f"--tp {size}", run._replace(layout=run.layout._replace(tensor_parallel_size=size)))
         for size in (_OTHER_SIZES if engine_class(run.engine).splits_heads else ())
-        if size != run.tensor_parallel_size
+        if size != run.layout.tensor_parallel_size
     ]
     others += [
         (f"--kv-dtype {name}", run._replace(kv_dtype=name))

@@ -43,7 +43,7 @@ def describe_parts(log: Log, question: Question) -> list[documents.AuditPart]:
     device = next(iter(log.named("device_memory")), None)
     memory = None if device is None else _size(device.parts["total"])
     parts = []
-    if device is not None and memory is not None and "free" in device.parts and _ranks(question) == 1:
+    if device is not None and memory is not None and "free" in device.parts and question.layout.sizes.num_devices == 1:
         in_use = memory.middle - _size(device.parts["free"]).middle
         if in_use > _DRIVER_BYTES:
             size = Printed(format_size(in_use), Fraction(in_use), Fraction(in_use))
@@ -71,12 +71,8 @@ def _prediction(log: Log, question: Question, memory_bytes: int) -> documents.Fi
         text = (log.text(name) or "false").casefold()
         if text != "false":
             settings[name.replace("_", "-")] = True if text == "true" else text
-    devices = Devices(own_gpu(None, memory_bytes, None, None), _ranks(question))
+    devices = Devices(own_gpu(None, memory_bytes, None, None), question.layout.sizes.num_devices)
     return answer(question._replace(devices=devices, engine_settings=settings)).fit
-
-
-def _ranks(question: Question) -> int:
-    return (question.tensor_parallel_size or 1) * question.pipeline_parallel_size
 
 
 def _predicted(fit: documents.Fit, name: str) -> tuple[int, int, int]:
@@ -120,7 +116,7 @@ def _reasons(name: str, size: int, more: bool, predicted: int, log: Log, questio
     spec, drafter, quantized = question.model, log.text("draft_model"), log.text("quantization")
     if name == "weights":
         files = [_size(record.parts["size"]).middle for record in log.named("checkpoint")]
-        has_all_files = files and question.tensor_parallel_size == question.pipeline_parallel_size == 1
+        has_all_files = files and question.layout.sizes.num_devices == 1
         is_plain = spec.quantization is None and spec.named_dtype is None
         if not more:
             method = f" (quantization={quantized})" if quantized else ""

@@ -229,7 +229,7 @@ def _elsewhere(point: Point, case: Case) -> tuple[str, str] | None:
 
 def _given(run: Run, case: Case, notes: list[Note]) -> Given:
     """The question's values for facts that a file does not have."""
-    asked, workload, point = case.question, case.workload, run.point
+    asked, point = case.question, run.point
     spec, dtype = published_model(point), asked.dtype
     if spec is None:
         spec = case.model
@@ -240,19 +240,15 @@ def _given(run: Run, case: Case, notes: list[Note]) -> Given:
         spec = case.model
     else:
         dtype = None
-    size = point.tensor_parallel_size or workload.tensor_parallel_size
-    stages = point.pipeline_parallel_size or workload.pipeline_parallel_size
-    speed = asked.speed
+    layout = point.layout.over(asked.layout._replace(data_parallel_size=None))
     return Given(
         model=spec,
-        devices=Devices(case.devices.gpu, size * stages),
+        devices=Devices(case.devices.gpu, layout._replace(data_parallel_size=None).sizes.num_devices),
         engine=case.engine_name if point.release is not None else asked.engine,
         engine_settings=asked.engine_settings,
         dtype=point.dtype or dtype,
         kv_dtype=None if asked.kv_dtype == "auto" else asked.kv_dtype,
-        tensor_parallel_size=size,
-        pipeline_parallel_size=stages,
-        expert_parallel_size=point.expert_parallel_size or (None if speed is None else speed.expert_parallel_size),
+        layout=layout,
     )
 
 

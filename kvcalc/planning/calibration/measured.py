@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
@@ -33,10 +34,7 @@ class Given(NamedTuple):
     engine_settings: Mapping[str, Any] | None = None
     dtype: str | None = None
     kv_dtype: str | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    expert_parallel_size: int | None = None
-    data_parallel_size: int | None = None
+    layout: LayoutAsked = LayoutAsked()
     calibration: Calibrates | None = None
 
 
@@ -49,8 +47,8 @@ def case_of_run(point: Point, given: Given) -> Case:
     if point.refusal is not None:
         raise UsageError(point.refusal)
     case = make_case(_question(point, given))
-    if count_replicas(case.devices.num_devices, case.workload) > 1:
-        needed = case.workload.num_devices
+    if count_replicas(case.devices.num_devices, case.layout) > 1:
+        needed = case.layout.num_devices
         raise UsageError(
             f"{case.devices.num_devices} devices hold several replicas, and a result is compared with one",
             f"use --num-gpus {needed}, or another --tp",
@@ -137,7 +135,7 @@ def _question(point: Point, given: Given) -> Question:
     settings = dict(given.engine_settings or {})
     if given.kv_dtype is None and engine.partition("@")[0] == point.engine:
         settings = {**point.settings, **settings}
-    asked = SpeedQuestion(given.expert_parallel_size or point.expert_parallel_size, calibration=given.calibration)
+    asked = SpeedQuestion(calibration=given.calibration)
     context = None
     if any(time.metric in _SERVED for time in point.times):
         asked = asked._replace(
@@ -148,11 +146,8 @@ def _question(point: Point, given: Given) -> Question:
         context = max(1, (point.input_tokens or 0) + -(-(point.output_tokens or 0) // 2))
     return Question(
         spec, context, 1, dtype, "auto" if given.kv_dtype is None else given.kv_dtype, engine, settings,
-        given.tensor_parallel_size or point.tensor_parallel_size,
-        given.pipeline_parallel_size or point.pipeline_parallel_size or 1,
         devices=given.devices or _devices_of(point), speed=asked,
-        data_parallel_size=given.data_parallel_size or point.data_parallel_size or 1,
-    )  # fmt: skip
+    ).with_layout(given.layout.over(point.layout))  # fmt: skip
 
 
 def _devices_of(point: Point) -> Devices:

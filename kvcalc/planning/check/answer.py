@@ -12,7 +12,7 @@ from kvcalc.errors import CacheTypeError, DoesNotFitError, LayoutError, ModelErr
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.answers.fit import fit, is_refused
-from kvcalc.planning.answers.server_part import changes_in
+from kvcalc.planning.answers.server_part import describe_refusal
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import Server
 from kvcalc.planning.plan.judge import STATISTICS, Judged
@@ -59,9 +59,7 @@ def check(
         error.document = {
             "schema_version": SCHEMA_VERSION,
             "command": _command(server, read),
-            "starts": False,
-            "reason": error.message.removeprefix("does not start: "),
-            "try": changes_in(error.hint),
+            **describe_refusal(error),
             "requests": None,
             "capacity": None,
             "advice": None,

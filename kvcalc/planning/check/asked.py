@@ -9,18 +9,18 @@ from kvcalc.engines.checkpoint import has_unknown_cache
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.model.resolve import find_drafter, find_published, load_model
 from kvcalc.model.spec import ModelSpec, with_config
 from kvcalc.notes import Note
 from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.server.dp_attention import most_experts
-from kvcalc.server.layout import needed_devices
+from kvcalc.server.layout import needed_devices, sizes_of
 from kvcalc.server.resolve import with_device
 from kvcalc.throughput.hardware import Devices
 
 _FLOATS = ("bf16", "fp16", "fp32")
-_SPEED = ("expert_parallel_size",)
 
 
 def asked_by(
@@ -57,7 +57,6 @@ def asked_by(
     if values.get("data_parallel_size", 1) > 1 and most_experts(spec):
         # Unlike kvcalc, no engine distributes whole experts over its DP ranks without being told.
         values.setdefault("expert_parallel_size", 1)
-    served = (speed or SpeedQuestion())._replace(**{name: values.pop(name) for name in _SPEED if name in values})
     fits_context = "max_model_len" in values and values["max_model_len"] is None
     context = values.pop("context_tokens", None) or values.pop("max_model_len", None)
     values.pop("max_model_len", None)
@@ -69,6 +68,7 @@ def asked_by(
     if reader.words.splits_layers and "tensor_parallel_size" not in values:
         values.setdefault("pipeline_parallel_size", devices.num_devices)
     values.setdefault("tensor_parallel_size", 1)
+    layout = LayoutAsked(**{name: values.pop(name) for name in LayoutAsked._fields if name in values})
     if read.unknown:
         notes.append(f"not counted: {', '.join(reader.described(read.unknown))}")
     if read.copies > 1:
@@ -81,9 +81,9 @@ def asked_by(
     question = Question(
         spec, engine=read.engine, engine_settings=setting_texts(settings), devices=devices,
         context_tokens=None if fits_context else context, fits_context=fits_context,
-        speed=None if served == SpeedQuestion() else served,
+        speed=None if speed == SpeedQuestion() else speed,
         speculative=_drafting(read, acceptance_length, notes), **values,
-    )  # fmt: skip
+    ).with_layout(layout)  # fmt: skip
     if available is not None:
         question = question._replace(devices=_used_devices(question, read, devices))
     return question, [Note("command", "command", text) for text in notes]
@@ -102,15 +102,10 @@ def _available_devices(read: Read, reader: Reader, devices: Devices, num_devices
 
 def _used_devices(question: Question, read: Read, devices: Devices) -> Devices:
     """The devices of whole replicas; the others are idle. LayoutError (exit 2) if there are too few."""
-    size, stages, ranks = (
-        question.tensor_parallel_size or 1,
-        question.pipeline_parallel_size,
-        question.data_parallel_size,
-    )
-    prompt_ranks = engine_class(read.engine).prompt_ranks_in(question.engine_settings or {})
-    available, replica = devices.num_devices, size * stages * ranks * prompt_ranks
+    layout, available = sizes_of(question), devices.num_devices
+    replica = layout.num_devices
     if replica * read.copies > available:
-        text = needed_devices(available, size, stages, ranks, prompt_ranks)
+        text = needed_devices(available, layout)
         text += f", and {read.copies} copies need {replica * read.copies}" if read.copies > 1 else ""
         raise LayoutError(text, "leave it more devices, or use a smaller --tp")
     return devices._replace(num_devices=available // replica * replica)

@@ -20,7 +20,7 @@ def step_rules(case: Case, most: int) -> StepRules | None:
     schedule = case.engine.schedule()
     if schedule is None:
         return None
-    return schedule.steps(max(1, most // case.workload.data_parallel_size), case.workload.context_tokens)
+    return schedule.steps(max(1, most // case.layout.data_parallel_size), case.workload.context_tokens)
 
 
 class Running(NamedTuple):
@@ -132,7 +132,7 @@ def _most_running(found: Budget, tokens: int) -> int | None:
         return None
     share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
     most = case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, prompt, tokens)
-    return None if most is None else most * case.workload.data_parallel_size
+    return None if most is None else most * case.layout.data_parallel_size
 
 
 def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, answer: int) -> float:
@@ -145,7 +145,7 @@ def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, an
     expected = ratio.least * answer
     each = prompt + answer / 2 + expected / 2
     free = prompt + answer - (prompt + expected) / 2
-    return (pool_tokens(found) - free) / each * found.case.workload.data_parallel_size
+    return (pool_tokens(found) - free) / each * found.case.layout.data_parallel_size
 
 
 def pool_tokens(found: Budget) -> float:

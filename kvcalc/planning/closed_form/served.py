@@ -75,7 +75,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> ClosedForm | Non
         if running < min(_FEW, concurrency) and schedule is not None and schedule.new_tokens is not None:
             text += ", and with so few running, the mean time per output token is uncertain"
         notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
-    if case.workload.data_parallel_size > 1:
+    if case.layout.data_parallel_size > 1:
         text = "a prompt stops all DP ranks, so the speed depends on when requests arrive"
         notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
     if schedule is None or not schedule.has_slots:
@@ -148,5 +148,5 @@ def _late_steps(ratio: NewTokenRatio, found: Budget, prompt: int, answer: int, r
     30 %.
     """
     start = prompt + ratio.first * answer
-    started = (pool_tokens(found) - prompt - answer) / start * found.case.workload.data_parallel_size
+    started = (pool_tokens(found) - prompt - answer) / start * found.case.layout.data_parallel_size
     return max(0.0, 1 - max(1.0, started) / requests) * _SHORTEST * answer

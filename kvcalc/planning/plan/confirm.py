@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, why_not
@@ -57,7 +57,7 @@ def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulate
 
 def _is_sure(one: OnePool) -> bool:
     """Whether the closed form decides alone. Without limits, there is nothing to judge."""
-    traffic, serving, benchmark = one.traffic, one.probe.serving, one.probe.benchmark
+    traffic, serving, benchmark = one.traffic, one.probe.serving, cast(Any, one.probe.benchmark)
     shares = [times_of(limit.metric, traffic.lengths, serving)[1] / limit.seconds for limit in traffic.targets.limits]
     first, clients = traffic.targets.max_ttft_seconds, traffic.targets.concurrency
     if first and clients:

@@ -7,12 +7,13 @@ from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key, engine_class, start_command
-from kvcalc.engines.command import Checkpoint, Layout
+from kvcalc.engines.command import Checkpoint, ServerArguments
 from kvcalc.engines.default_engine import engine_on
 from kvcalc.engines.options import AUTO_ENGINE, check_settings, settings_of
 from kvcalc.errors import DoesNotFitError, KvcalcError, SettingError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.plan.confirm import find_confirmed
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
@@ -32,7 +33,6 @@ from kvcalc.question.request_lengths import Lengths
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.admission import check_serves
 from kvcalc.server.checkpoint import checkpoint_of, drafting_of
-from kvcalc.server.dp_attention import WHOLE_COPIES
 from kvcalc.server.drafting import describe_asked
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
@@ -200,7 +200,9 @@ def plan(
 
 def _check_split(kinds: Sequence[Platform], settings: Mapping[str, Any]) -> None:
     """Raise UsageError (exit 2) for a number of devices that an engine's options name, because plan chooses it."""
-    if any(engine_class(kind.engine).split_layers(settings, None, None, 1, 1)[2] > 1 for kind in kinds):
+    if any(
+        engine_class(kind.engine).split_layers(settings, None, LayoutAsked())[1].sizes.num_devices > 1 for kind in kinds
+    ):
         raise UsageError(
             f"--tensor-split {settings['tensor-split']}: plan chooses the number of devices",
             "kvcalc fit takes it, and shows what each device holds",
@@ -277,9 +279,9 @@ def _row(
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return cast("documents.PlanRow", row)
-    question, memory = found.shape.of(traffic.question), found.probe.memory
+    settings, memory = traffic.settings_with(found.shape), found.probe.memory
     row.update(
-        **found.shape.describe(found.probe.expert_parallel_size),
+        **found.shape.describe_all(),
         replicas=found.replicas + traffic.spare_replicas,
         fits=True,
         verdict="tight" if found.probe.is_tight else "fits",
@@ -305,26 +307,18 @@ def _row(
     trace = None if judge is None else judge.simulation.trace
     paid = row["tokens_per_second"] / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
-    replicas = memory.document["engine"]["data_parallel_size"]
     own, clients = found.most_running, traffic.targets.concurrency
     # A router, or the ranks' own, may send one of them all clients.
-    limit = found.probe.most_running(clients) if own is None else min(own, clients or own) * replicas
-    layout = Layout(
-        found.shape.tensor, found.shape.stages, traffic.context_for(kind.engine),
-        limit,
-        memory.document["kv_cache"]["dtype"], traffic.settings_for(kind.engine, question.engine_settings or {}),
-        traffic.limit is not None,
-        drafting_of(question.speculative),
-        replicas, memory.document["engine"]["expert_parallel_size"],
-        has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
-        prompt_division=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
+    arguments = ServerArguments(
+        found.shape, traffic.context_for(kind.engine),
+        found.probe.most_running(clients) if own is None else min(own, clients or own) * found.shape.data_parallel_size,
+        memory.document["kv_cache"]["dtype"], traffic.settings_for(kind.engine, settings), traffic.limit is not None,
+        drafting_of(traffic.question.speculative), engine=kind.engine,
+        prompt_division=engine_class(kind.engine).prompt_division(traffic.question.model, settings),
     )  # fmt: skip
     # Another engine may refuse this layout, or need other limits, so there is only the command of the engine planned.
     if kind.engine.partition("@")[0] in SERVERS:
-        command = start_command(kind.engine)
-        words, nodes = command.words(checkpoint, layout), -(-found.shape.devices // kind.gpu.machine_devices)
-        if words is not None and nodes > 1:
-            words = command.across(words, layout, nodes)
+        words = start_command(kind.engine).on_machines(checkpoint, arguments, kind.gpu.machine_devices)
         row[command_key(kind.engine)] = None if words is None else join(words)
     return cast("documents.PlanRow", row)
 
@@ -356,10 +350,11 @@ def _search_or_refuse(
             from kvcalc.planning.plan.finalists import find_replicas
 
             found = find_replicas(traffic, kind, judge, num_simulated)
-        if isinstance(found, Trouble) or (judge is confirm is None):
+        simulation = judge.simulation if judge is not None else None if confirm is None else confirm()
+        if isinstance(found, Trouble) or simulation is None:
             return found
         try:
-            return found.with_times(confirm() if judge is None and confirm is not None else judge.simulation)
+            return found.with_times(simulation)
         except UsageError:  # a layout or an engine that is not simulated
             return found
     except SettingError:

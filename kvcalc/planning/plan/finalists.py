@@ -21,7 +21,6 @@ from kvcalc.planning.plan.disaggregated.search import Instances, find_split, fin
 from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, more_devices, smallest
-from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.search import smallest_where
 
@@ -252,15 +251,16 @@ def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, ke
         return found
     return [
         split._replace(
-            prefill=_of_shape(known.prefills(split.kinds.prefill)[0], split.prefill.shape),
-            decode=_of_shape(known.decodes(split.kinds.decode, free)[0], split.decode.shape),
+            prefill=_like(split.prefill, known.prefills(split.kinds.prefill)[0]),
+            decode=_like(split.decode, known.decodes(split.kinds.decode, free)[0]),
         )
         for split in found
     ]
 
 
-def _of_shape(instances: Sequence[Instance], shape: Shape) -> Instance:
-    return next(one for one in instances if one.shape == shape)
+def _like(wanted: Instance, instances: Sequence[Instance]) -> Instance:
+    """The one of the instances that is split as `wanted` is."""
+    return next(instance for instance in instances if instance.shape == wanted.shape)
 
 
 def _fewest_instances(judge: Judge, guess: TwoPools, best: Finalist | None) -> Finalist | None:

@@ -68,12 +68,12 @@ def _points(traffic: Traffic, kind: Platform) -> Iterator[documents.ParetoPoint]
             if one.trouble is not None:
                 break
             serving = one.serving
-            each = serving["tokens_per_second"] / shape.devices
+            each = serving["tokens_per_second"] / shape.num_devices
             yield {
                 "gpu": kind.gpu.name,
                 "engine": kind.engine,
-                **shape.describe(one.expert_parallel_size),  # type: ignore[typeddict-item]  # layout is a key with pools alone
-                "num_devices": shape.devices,
+                **shape.describe_all(),  # type: ignore[typeddict-item]  # layout is a key with pools alone
+                "num_devices": shape.num_devices,
                 "requests_per_replica": running,
                 "ttft_seconds": serving["ttft_seconds"],
                 "tpot_seconds": serving["tpot_seconds"],

@@ -19,7 +19,7 @@ from kvcalc.traces import read_trace
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.simulation.coupled import Progress
+    from kvcalc.simulation.fleet import Progress
 
 # Requests that arrive this many seconds apart never run together.
 _APART_SECONDS = 1e5
@@ -93,9 +93,13 @@ class PlannedLoad(NamedTuple):
         asked = pools.decode._replace(
             context_tokens=None, reuse=reuse, speed=speed, engine_settings=other.engine_settings
         )
+        instances = Prefills(
+            prefills, pools.transfer, other.layout, other.engine_settings or {},
+            None if other.devices is None else other.devices.gpu,
+        )  # fmt: skip
         found = simulate_pools(
-            asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,
-            progress=self.progress, is_detailed=False,
+            asked, load, instances, replicas=decodes, step_factor=step_factor, progress=self.progress,
+            is_detailed=False,
         )  # fmt: skip
         return simulated_of(found, is_open)
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from math import ceil
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
 from kvcalc.errors import KvcalcError, LayoutError
-from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, stage_shapes, usual_shapes
+from kvcalc.model.layout import Layout
+from kvcalc.planning.plan.shapes import all_shapes, copies_asked, expert_shapes, stage_shapes, usual_shapes
 from kvcalc.planning.plan.traffic import (
     MOST_RUNNING,
     Platform,
@@ -57,7 +58,7 @@ class OnePool(NamedTuple):
 
     traffic: Traffic
     kind: Platform
-    shape: Shape
+    shape: Layout
     replicas: int
     probe: Probe
     next_layout: str | None = None
@@ -65,7 +66,7 @@ class OnePool(NamedTuple):
     simulated: Simulated | None = None
 
     @property
-    def key(self) -> Shape:
+    def key(self) -> Layout:
         return self.shape
 
     @property
@@ -75,7 +76,7 @@ class OnePool(NamedTuple):
     @property
     def num_devices(self) -> int:
         """The devices of all replicas, the spare ones too."""
-        return (self.replicas + self.traffic.spare_replicas) * self.shape.devices
+        return (self.replicas + self.traffic.spare_replicas) * self.shape.num_devices
 
     @property
     def utilization(self) -> float | None:
@@ -124,7 +125,7 @@ class OnePool(NamedTuple):
 
     def most_replicas(self, num_devices: int) -> int:
         """The most replicas on `num_devices` devices. In a closed loop, every replica has a client."""
-        most = num_devices // self.shape.devices - self.traffic.spare_replicas
+        most = num_devices // self.shape.num_devices - self.traffic.spare_replicas
         clients = self.traffic.targets.concurrency
         return max(0, most if clients is None else min(most, clients))
 
@@ -168,7 +169,7 @@ class OnePool(NamedTuple):
 
     def printed(self) -> dict[str, float | None]:
         """The times and the rates of its row. The ranges are as wide as those of the closed form."""
-        serving, simulated = self.probe.serving, self.simulated
+        serving, simulated = cast(Any, self.probe.serving), self.simulated
         rates = self.replicas * serving["requests_per_second"], self.replicas * serving["tokens_per_second"]
         factors = dict.fromkeys(("ttft", "tpot", "tokens", "requests"), 1.0)
         factors["tokens"] = factors["requests"] = float(self.replicas)
@@ -191,10 +192,9 @@ class OnePool(NamedTuple):
 
     def describe(self, row: Mapping[str, object], *, is_alone: bool) -> documents.PlanFinalist:
         """The row of a simulated layout. The number of replicas is null for requests alone."""
-        shape = self.shape.describe(self.probe.expert_parallel_size)
         where = {"gpu": self.kind.gpu.name, "engine": self.kind.engine}
-        described = {**where, **shape, "replicas": None if is_alone else self.replicas, **row, "disaggregated": None}
-        return cast("documents.PlanFinalist", described)
+        layout = {**self.shape.describe_all(), "replicas": None if is_alone else self.replicas}
+        return cast("documents.PlanFinalist", {**where, **layout, **row, "disaggregated": None})
 
     @property
     def tokens_per_second(self) -> float:
@@ -226,16 +226,16 @@ def find_layouts(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Fo
         trouble = found.trouble or trouble
         yield found._replace(trouble=trouble)
     if trouble is None and traffic.question.data_parallel_size > 1:
-        only = Shape(1, 1, traffic.question.data_parallel_size, prompt_ranks=traffic.prompt_ranks(kind.engine))
-        probe(traffic, kind, only, 1)  # raises the reason why there can be no DP ranks
+        # Raises the reason why there can be no DP ranks.
+        probe(traffic, kind, copies_asked(traffic.question, kind.engine).with_experts(None), 1)
 
 
-def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
+def shapes_of(traffic: Traffic, kind: Platform) -> list[Layout]:
     """All shapes of `find_layouts` for which there are enough devices."""
     return [shape for shapes in _lists_of_shapes(traffic, kind) for shape in shapes]
 
 
-def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
+def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Layout]]:
     if not engine_class(kind.engine).splits_heads:
         lists = iter([stage_shapes(kind.gpu, kind.engine)])
     elif traffic.all_layouts:
@@ -243,21 +243,19 @@ def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
     elif traffic.divides_experts(kind.engine):
         lists = expert_shapes(kind.gpu, traffic.question, kind.engine)
     else:
-        lists = usual_shapes(kind.gpu, traffic.question.data_parallel_size)
-    ranks = traffic.prompt_ranks(kind.engine)
+        lists = usual_shapes(kind.gpu, traffic.question, kind.engine)
     for shapes in lists:
-        of_ranks = shapes if ranks == 1 else [shape._replace(prompt_ranks=ranks) for shape in shapes]
-        yield [shape for shape in of_ranks if shape.devices <= kind.max_devices]
+        yield [shape for shape in shapes if shape.num_devices <= kind.max_devices]
 
 
-def _layouts(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -> Found:
+def _layouts(traffic: Traffic, kind: Platform, shapes: list[Layout], keep: int) -> Found:
     layouts: list[OnePool] = []
     trouble = refused = None
     for shape in shapes:
         most = None
         if traffic.has_many_layouts(kind.engine) and len(layouts) >= keep:
             most = layouts[keep - 1].num_devices
-            if shape.devices > most:
+            if shape.num_devices > most:
                 break
         one = smallest(traffic, kind, shape, most)
         if isinstance(one, OnePool):
@@ -300,7 +298,7 @@ def devices_then_speed(layout: OnePool) -> tuple[int, float]:
 
 
 def smallest(
-    traffic: Traffic, kind: Platform, shape: Shape, most_devices: int | None = None
+    traffic: Traffic, kind: Platform, shape: Layout, most_devices: int | None = None
 ) -> OnePool | Trouble | None:
     """The fewest replicas of this shape, or why it does not serve.
 
@@ -313,19 +311,19 @@ def smallest(
         return Refused(error.message, error.hint)
     except KvcalcError:
         # What is refused for a part that nobody asked for does not refuse the model.
-        stages = shape.stages > 1 and not engine_class(kind.engine).splits_heads
-        if stages or shape.experts is not None or shape.dp_ranks > 1 or shape.token_ranks > 1:
+        stages = shape.pipeline_parallel_size > 1 and not engine_class(kind.engine).splits_heads
+        if stages or not shape.is_plain:
             return None
         raise
     if alone.trouble is not None:
         return alone.trouble._replace(reason=f"{shape}: {alone.trouble.reason}")
-    if most_devices is not None and one.needs_more(alone, most_devices // shape.devices):
+    if most_devices is not None and one.needs_more(alone, most_devices // shape.num_devices):
         return None
     most = one.most_running()
     replicas = -(-one.clients // most) if one.clients else ceil(one.rate / one.at(most).judged_rate)
     if one.rate:
         replicas = max(replicas, ceil(one.rate / one.full(alone).judged_rate / traffic.most_busy))
-    needed = (replicas + traffic.spare_replicas) * shape.devices
+    needed = (replicas + traffic.spare_replicas) * shape.num_devices
     if needed > kind.max_devices:
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"
@@ -339,10 +337,10 @@ class Replica:
     `rate` and `clients` are those of all replicas, and `wanted` is the largest number of running requests worth trying.
     """
 
-    def __init__(self, traffic: Traffic, kind: Platform, shape: Shape) -> None:
+    def __init__(self, traffic: Traffic, kind: Platform, shape: Layout) -> None:
         self._traffic, self._kind, self._shape = traffic, kind, shape
         self.rate, self.clients = traffic.targets.requests_per_second or 0.0, traffic.targets.concurrency
-        self.wanted = self.clients or MOST_RUNNING * shape.dp_ranks
+        self.wanted = self.clients or MOST_RUNNING * shape.data_parallel_size
         self.at: Callable[[int], Probe] = lru_cache(maxsize=None)(partial(probe, traffic, kind, shape, is_brief=True))
 
     def whole(self, running: int) -> Probe:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
+from kvcalc.model.layout import Layout
 from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.answers.throughput import describe_serving
-from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.shapes import CONTEXT_PARALLEL, copies_asked
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question
 from kvcalc.question.request_lengths import Lengths
@@ -25,7 +26,6 @@ from kvcalc.records import NamedTuple
 from kvcalc.server.budget import Budget, budget, free_range
 from kvcalc.server.capacity import holds
 from kvcalc.server.case import Case, make_case
-from kvcalc.server.dp_attention import most_experts, whole_copies
 from kvcalc.server.speed import speed_of
 from kvcalc.server.weights import TOWER_NOT_COUNTED
 from kvcalc.throughput.hardware import Devices, Gpu
@@ -137,7 +137,7 @@ class Probe(NamedTuple):
     @property
     def serving(self) -> documents.Serving:
         """The `serving` part of the document with the TTFT that counts. Only for probes without `trouble`."""
-        serving = self.benchmark
+        serving: Any = self.benchmark
         share = serving[self.ttft] / serving["ttft_seconds"]
         low, high = serving["ttft_low_seconds"], serving["ttft_high_seconds"]
         return {
@@ -167,11 +167,6 @@ class Probe(NamedTuple):
         return serving
 
     @property
-    def expert_parallel_size(self) -> int:
-        """The number of devices that each hold whole experts. 1 if every expert is split."""
-        return self.memory.document["engine"]["expert_parallel_size"]
-
-    @property
     def energy(self) -> documents.Energy | None:
         """The `energy` part of the document, or None if it is not known. Only for probes without `trouble`."""
         return self._throughput and self._throughput["energy"]
@@ -199,14 +194,15 @@ class Traffic(NamedTuple):
     headroom: float = 0.0
     most_busy: float = MOST_BUSY
 
-    def prompt_ranks(self, engine: str) -> int:
-        """The copies of the attention that divide a prompt under an engine."""
-        return engine_class(engine).prompt_ranks_in(self.question.engine_settings or {})
+    def settings_with(self, layout: Layout) -> Mapping[str, Any]:
+        """The engines' settings, with the ranks of a layout that divide the tokens of the cache."""
+        settings = self.question.engine_settings or {}
+        return settings if layout.token_ranks == 1 else {**settings, CONTEXT_PARALLEL: str(layout.token_ranks)}
 
     def divides_experts(self, engine: str) -> bool:
         """Whether DP ranks and the ways to divide experts are tried: nobody asked for ranks of either kind."""
-        is_asked = not self.question.data_parallel_size == self.prompt_ranks(engine) == 1
-        return not is_asked and bool(most_experts(self.question.model))
+        asked = copies_asked(self.question, engine)
+        return asked.attention_copies == 1 and asked.divides_experts
 
     def has_many_layouts(self, engine: str) -> bool:
         """Whether those that cannot be among the best are left out by the closed form."""
@@ -250,14 +246,12 @@ class Traffic(NamedTuple):
         return Trouble(self.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
 
 
-def replica_of(traffic: Traffic, kind: Platform, shape: Shape, replicas: int = 1) -> Question:
+def replica_of(traffic: Traffic, kind: Platform, shape: Layout, replicas: int = 1) -> Question:
     """The question about `replicas` replicas of a shape on devices of a kind."""
-    question = shape.of(traffic.question)
-    return question._replace(
+    return traffic.question.with_layout(shape.asked)._replace(
         dtype=kind.dtype, engine=kind.engine,
-        engine_settings=traffic.settings_for(kind.engine, question.engine_settings or {}),
-        tensor_parallel_size=shape.tensor, pipeline_parallel_size=shape.stages,
-        devices=Devices(kind.gpu, replicas * shape.devices),
+        engine_settings=traffic.settings_for(kind.engine, traffic.settings_with(shape)),
+        devices=Devices(kind.gpu, replicas * shape.num_devices),
     )  # fmt: skip
 
 
@@ -267,7 +261,7 @@ def kept_tokens(case: Case, held_tokens: int, context_tokens: int) -> int:
     return context_tokens if schedule is not None and schedule.has_slots else held_tokens
 
 
-def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief: bool = False) -> Probe:
+def probe(traffic: Traffic, kind: Platform, shape: Layout, running: int, is_brief: bool = False) -> Probe:
     """One replica of a shape with `running` requests. LayoutError if the model cannot be split this way.
 
     One that `is_brief` has only what a search needs of the answers (`brief_answer`).
@@ -362,21 +356,21 @@ def seconds_text(seconds: float) -> str:
 def brief_answer(case: Case, needs_speed: bool) -> Answer | None:
     """The estimate of a case with requests to serve, whose batch is final. None if only the whole estimate knows.
 
-    Its document may have only `fits`, `free_bytes` and `free_low_bytes` of `fit`, `serving` of `throughput`, and the
-    size of expert parallelism. `throughput` is null without `needs_speed`, and if it does not fit.
+    Its document may have only `fits`, `free_bytes` and `free_low_bytes` of `fit`, `serving` of `throughput`.
+    `throughput` is null without `needs_speed`, and if it does not fit.
     """
     room = budget(case)
     if not isinstance(room, Budget) or room.devices or room.host is not None:
         return None
     workload, allocation = case.workload, case.allocation
     sizes = case.share, workload.kv_dtype, workload.context_tokens
-    held = allocation.batch_bytes(*sizes, workload.attention_batch(workload.batch_size))
+    held = allocation.batch_bytes(*sizes, workload.attention_batch)
     fits = holds(case, room.pool_bytes)
     free = room.pool_bytes - held
     low, _ = free_range(room, free)
     throughput = None
     if needs_speed and fits:
-        if whole_copies(case.spec, workload):
+        if case.layout.has_whole_copies:
             return None
         speed = speed_of(case, [])
         if isinstance(speed, str) or speed.calibration is not None:
@@ -384,7 +378,6 @@ def brief_answer(case: Case, needs_speed: bool) -> Answer | None:
         throughput = cast("documents.Throughput", {"serving": describe_serving(case, speed, [])})
         hide_wide_ranges(throughput)
     document: Any = {
-        "engine": {"expert_parallel_size": workload.expert_parallel_size},
         "fit": {"fits": fits, "free_bytes": free, "free_low_bytes": low},
         "throughput": throughput,
     }

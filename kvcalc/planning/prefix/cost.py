@@ -41,7 +41,7 @@ class BlockBytes(NamedTuple):
 
 def prefixes_of(case: Case) -> Prefixes:
     """The engine's prefix cache on one device. UsageError or ModelError if it is not an LRU cache of blocks."""
-    if case.workload.data_parallel_size > 1:
+    if case.layout.data_parallel_size > 1:
         raise LayoutError("--dp: each DP rank has a prefix cache of its own", "leave it out")
     check_caching(case.engine, "kvcalc prefix")
     found = case.prefixes()
@@ -58,14 +58,14 @@ def block_bytes(case: Case, prefixes: Prefixes, block_tokens: int, prompt_tokens
 
     Windows and states are kept once for the end of a prompt, not for every block. They are spread over its tokens.
     """
-    devices = case.workload.tensor_parallel_size * case.workload.pipeline_parallel_size
+    devices = case.layout.tensor_parallel_size * case.layout.pipeline_parallel_size
     whole = max(block_tokens, prompt_tokens // block_tokens * block_tokens)
     number = whole // block_tokens
     one = ceil_div(prefixes.kept_bytes(whole), number)
     if any(prefixes.kept_bytes(blocks * block_tokens) != blocks * one for blocks in (1, number)):
         text = "windows and states are kept once per prompt; their bytes are spread over a prompt of mean length"
         notes.append(Note("curve", "uneven-blocks", text))
-    in_tier = case.workload.pipeline_parallel_size * ceil_div(store_of(case).tier_bytes(whole), number)
+    in_tier = case.layout.pipeline_parallel_size * ceil_div(store_of(case).tier_bytes(whole), number)
     return BlockBytes(one, devices, in_tier)
 
 

@@ -120,8 +120,8 @@ def describe_engine(setup: Setup) -> documents.PrefixEngine:
     return {
         "name": case.engine.name,
         "version": case.engine.version,
-        "tensor_parallel_size": workload.tensor_parallel_size,
-        "pipeline_parallel_size": workload.pipeline_parallel_size,
+        "tensor_parallel_size": workload.layout.tensor_parallel_size,
+        "pipeline_parallel_size": workload.layout.pipeline_parallel_size,
         "kv_dtype": workload.kv_dtype.name,
         "block_tokens": setup.prefixes.block_tokens,
         "bytes_per_trace_block": setup.block.of_replica,

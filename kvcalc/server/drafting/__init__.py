@@ -93,13 +93,13 @@ def drafter_of(asked: Speculation, spec: ModelSpec, workload: Workload) -> Draft
 def with_layers(asked: Speculation, spec: ModelSpec, workload: Workload) -> ModelSpec:
     """`spec` with the layers that draft tokens. Raises UsageError (exit 2) if this is not possible or not modelled."""
     drafter = drafter_of(asked, spec, workload)
-    if workload.pipeline_parallel_size > 1:
+    if workload.layout.pipeline_parallel_size > 1:
         raise LayoutError(
-            f"--pp {workload.pipeline_parallel_size}: drafted tokens are not modelled with pipeline stages",
+            f"--pp {workload.layout.pipeline_parallel_size}: drafted tokens are not modelled with pipeline stages",
             "use --tp to split the model, or leave --speculative out",
         )
     if drafter is not None:
-        check_tensor_parallel(drafter.spec, workload.tensor_parallel_size)
+        check_tensor_parallel(drafter.spec, workload.layout.tensor_parallel_size)
     return drafting.with_drafter(spec, drafter)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation, reads_cache
+from kvcalc.model.layout import Layout
 from kvcalc.server.case import Case
 from kvcalc.server.drafting import drafter_of
 from kvcalc.server.weights import describe_weights, files_of, stored_weights
@@ -37,7 +38,7 @@ def draft_weights(case: Case) -> int | str:
     held = drafter.held
     if held is None:
         return f"the weights of {case.spec.name} are not known"
-    mine = shard(held, case.workload.tensor_parallel_size)
+    mine = shard(held, Layout(case.layout.tensor_parallel_size))
     if stored.scheme is not None:
         return quantized_bytes(mine, stored.base, stored.scheme)[0]
     return plain_bytes(mine, stored.base, stored.linear)[0]

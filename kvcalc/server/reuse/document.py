@@ -63,7 +63,7 @@ def describe_reuse(
 
 def _describe_prefix(case: Case, reuse: CacheReuse, fit: documents.Fit | None) -> documents.ReusePrefix:
     prefixes, workload, allocation = case.prefixes(), case.workload, case.allocation
-    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
+    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch
     common = min(reuse.prefix_tokens, prompt_tokens_of(case.question.speed, workload) - 1)
     found = prefixes.found(common)
     held, more = (allocation.batch_bytes(case.share, dtype, tokens, number) for number in (batch, batch + 1))
@@ -102,7 +102,7 @@ def _describe_sessions(
     case: Case, reuse: CacheReuse, fit: documents.Fit | None, model: SpeedModel | None
 ) -> documents.ReuseSessions:
     prefixes, workload = case.prefixes(), case.workload
-    prompt, replicas = prompt_tokens_of(case.question.speed, workload), workload.data_parallel_size
+    prompt, replicas = prompt_tokens_of(case.question.speed, workload), workload.layout.data_parallel_size
     turns = turns_of(reuse, prompt, workload.context_tokens, prefixes)
     idle = prefixes.found(turns[-2].end_tokens)
     shared = prefixes.shared(min(reuse.prefix_tokens, idle))
@@ -228,7 +228,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
 def store_of(case: Case, *, is_lmcache: bool = False) -> Store:
     """How the case's engine, or LMCache, keeps contexts outside the device, for one pipeline stage."""
     prefixes, reuse = case.prefixes(), case.engine_class.reuse()
-    copies = reuse.tier_copies(case.spec, case.share, case.workload.tensor_parallel_size)
+    copies = reuse.tier_copies(case.spec, case.share, case.layout.tensor_parallel_size)
     unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
     return Store(prefixes, unit, copies, is_lmcache, 1 if is_lmcache else reuse.tier_page_bytes)
 
@@ -256,7 +256,7 @@ def _checked_store(case: Case, reuse: CacheReuse) -> Store:
     name, workload, spec = case.engine.name, case.workload, case.spec
     is_lmcache = reuse.backend == LMCACHE
     store = store_of(case, is_lmcache=is_lmcache)
-    if workload.pipeline_parallel_size * workload.attention_copies * case.engine.token_ranks > 1:
+    if workload.layout.pipeline_parallel_size * workload.layout.attention_copies * case.engine.token_ranks > 1:
         raise LayoutError("--offload is modelled for one DP rank without stages", "split the model with --tp")
     if is_lmcache:
         if not engine_class(name).reuse().takes_lmcache:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.throughput.bench_results.point import Point, measured, number, text, whole
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -44,7 +45,7 @@ def read_llama_bench(row: Mapping[str, Any], run: int) -> Point:
         settings={
             f"cache-type-{part}": name.casefold() for part in "kv" if (name := text(row, f"type_{part}")) is not None
         },
-        pipeline_parallel_size=len(devices) if splits_layers else None,
+        layout=LayoutAsked(pipeline_parallel_size=len(devices) if splits_layers else None),
         layers_on_device=layers if isinstance(layers, int) and not isinstance(layers, bool) and layers >= 0 else None,
         input_tokens=depth if answer else prompt,
         output_tokens=answer,

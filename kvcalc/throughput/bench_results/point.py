@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.records import NamedTuple
 
 # No benchmark has larger figures. Larger ones are mistakes, and products of them would not be finite.
@@ -45,9 +46,7 @@ class Point(NamedTuple):
     dtype: str | None = None
     unknown_dtype: str | None = None
     settings: Mapping[str, str] = {}
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    expert_parallel_size: int | None = None
+    layout: LayoutAsked = LayoutAsked()
     layers_on_device: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -55,7 +54,6 @@ class Point(NamedTuple):
     is_average: bool = False
     times: tuple[Measured, ...] = ()
     refusal: str | None = None
-    data_parallel_size: int | None = None
     likely_engine: str | None = None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.model.layout import LayoutAsked
 from kvcalc.throughput.bench_results.point import (
     Measured,
     Point,
@@ -70,11 +71,8 @@ def read_sglang(row: Mapping[str, Any], run: int) -> Point:
     point = Point(
         "sglang", run, "sglang" if server else None, text(server, "version"),
         tuple(name for key in ("model_path", "served_model_name") if (name := text(server, key))),
-        tensor_parallel_size=tensor,
-        pipeline_parallel_size=whole(server, "pp_size"),
-        expert_parallel_size=whole(server, "ep_size"),
+        layout=LayoutAsked(tensor, whole(server, "pp_size"), replicas, whole(server, "ep_size")),
         refusal=refusal,
-        data_parallel_size=replicas,
         likely_engine=_likely_engine(text(row, "backend") or ""),
     )  # fmt: skip
     return _serving(row, point, "mean_e2e_latency_ms", number(row, "accept_length"))

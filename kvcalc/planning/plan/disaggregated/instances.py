@@ -10,10 +10,10 @@ from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.rounding import round_up
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
+from kvcalc.model.layout import Layout
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.answers.throughput import unfitted_of
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
-from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
@@ -133,7 +133,7 @@ class Instance(NamedTuple):
     not depend on it.
     """
 
-    shape: Shape
+    shape: Layout
     case: Case
     speed: Speed
     slots: int | None
@@ -166,7 +166,7 @@ class Instance(NamedTuple):
 
         Every DP rank has the same. The limit stays what it is if the smaller one takes more memory.
         """
-        ranks = self.shape.dp_ranks
+        ranks = self.shape.data_parallel_size
         if self.each is None or requests >= self.each * ranks:
             return self
         each = -(-requests // ranks)
@@ -178,7 +178,7 @@ class Instance(NamedTuple):
     @property
     def limit(self) -> int | None:
         """The limit of running requests on all DP ranks. None if the memory does not depend on it."""
-        return None if self.each is None else self.each * self.shape.dp_ranks
+        return None if self.each is None else self.each * self.shape.data_parallel_size
 
     def free_bytes(self, answer: Answer) -> tuple[int, int]:
         """The free memory of a device after the buffers for the transfer, and at its least."""
@@ -186,10 +186,10 @@ class Instance(NamedTuple):
         return free - self.buffer_bytes, (free if low is None else low) - self.buffer_bytes
 
 
-def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance | Trouble:
+def prefill_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instance | Trouble:
     """A prefill instance, or why it cannot run. LayoutError if the model cannot be split this way."""
     needs, lengths = disaggregation_of(kind.engine), traffic.lengths
-    if shape.stages > 1 and not needs.staged_prefill:
+    if shape.pipeline_parallel_size > 1 and not needs.staged_prefill:
         raise LayoutError("no pipeline stages in prefill instances")
     # A prefill instance gives the first token only.
     found = _instance(traffic, kind, shape, PREFILL, lengths.input_tokens + 1, _MOST_PROMPTS)
@@ -200,10 +200,10 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance
     schedule, missed = found.case.engine.schedule(), max(1, round(lengths.input_tokens - cached))
     each = 1 if schedule is None else max(1, schedule.step_tokens // missed)
     rates = Prefill(
-        shape.devices,
+        shape.num_devices,
         between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
-        min(each, _MOST_PROMPTS) * shape.dp_ranks,
-        shape.stages,
+        min(each, _MOST_PROMPTS) * shape.data_parallel_size,
+        shape.pipeline_parallel_size,
         found.slots,
         host_wait(model.constants, 0.0, lengths.input_tokens)
         + model.launch_wait(model.prefill(lengths.input_tokens, 1, cached).seconds),
@@ -211,10 +211,10 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance
     return found._replace(rates=rates)
 
 
-def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance | Trouble:
+def decode_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instance | Trouble:
     """A decode instance, or why it cannot run. LayoutError if the model cannot be split this way."""
     needs, lengths = disaggregation_of(kind.engine), traffic.lengths
-    if shape.stages > 1 and not needs.staged_decode:
+    if shape.pipeline_parallel_size > 1 and not needs.staged_decode:
         raise LayoutError("no pipeline stages in decode instances")
     held = lengths.held_tokens
     if needs.reserved_tokens:
@@ -247,7 +247,7 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance 
     steps = 1.5 + (schedule is not None and schedule.overlaps) + constants.ttft_steps
     host = handover_seconds(needs, constants)
     rates = Decode(
-        shape.devices, tpot, largest_where(is_fast, 1, most), lengths.output_tokens, found.slots, steps, host,
+        shape.num_devices, tpot, largest_where(is_fast, 1, most), lengths.output_tokens, found.slots, steps, host,
         model.tokens_per_step,
     )  # fmt: skip
     return found._replace(rates=rates)
@@ -270,20 +270,18 @@ def in_role(question: Question, needs: Disaggregation, role: str) -> Question:
 
 
 def _instance(
-    traffic: Traffic, kind: Platform, shape: Shape, role: str, held_tokens: int, most: int | None = None
+    traffic: Traffic, kind: Platform, shape: Layout, role: str, held_tokens: int, most: int | None = None
 ) -> Instance | Trouble:
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens. At most `most` of them run."""
-    lengths, asked, needs = traffic.lengths, shape.of(traffic.question), disaggregation_of(kind.engine)
+    lengths, asked, needs = traffic.lengths, traffic.question.with_layout(shape.asked), disaggregation_of(kind.engine)
     context, option = traffic.context_for(kind.engine), engine_class(kind.engine).context_option or ""
-    own = {option.removeprefix("--"): str(context), **(asked.engine_settings or {})}
+    own = {option.removeprefix("--"): str(context), **traffic.settings_with(shape)}
     speed = asked.speed_asked._replace(input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens)
     question = asked._replace(
         dtype=kind.dtype,
         engine=kind.engine,
         engine_settings=traffic.settings_for(kind.engine, own),
-        tensor_parallel_size=shape.tensor,
-        pipeline_parallel_size=shape.stages,
-        devices=Devices(kind.gpu, shape.devices),
+        devices=Devices(kind.gpu, shape.num_devices),
         speed=speed,
     )
     start = Start(
@@ -313,7 +311,7 @@ def sent_of(case: Case, prompt_tokens: int) -> Sent:
     """
     workload = case.workload
     whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
-    return Sent(case.prefixes().sent_bytes(prompt_tokens), whole * workload.tensor_parallel_size)
+    return Sent(case.prefixes().sent_bytes(prompt_tokens), whole * workload.layout.tensor_parallel_size)
 
 
 def buffer_tokens(traffic: Traffic, case: Case) -> int:

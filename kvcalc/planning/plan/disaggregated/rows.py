@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import disaggregation_of, start_command
-from kvcalc.engines.command import DECODE, PREFILL, ROLES, Checkpoint, Layout, Pools
+from kvcalc.engines.command import DECODE, PREFILL, ROLES, Checkpoint, Pools, ServerArguments
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer
@@ -276,18 +276,20 @@ def _limited(found: TwoPools) -> TwoPools:
 def _pools_of(traffic: Traffic, found: TwoPools, checkpoint: Checkpoint) -> Pools:
     prompts = found.prefill.limit or min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
     running = found.decode.limit or found.decode.rates.largest(found.match.times.transfer_seconds)
-    layouts = {PREFILL: _layout(traffic, found.prefill, prompts), DECODE: _layout(traffic, found.decode, running)}
+    arguments = {
+        PREFILL: _arguments(traffic, found.prefill, prompts),
+        DECODE: _arguments(traffic, found.decode, running),
+    }
     instances = {PREFILL: found.match.prefills, DECODE: found.match.decodes}
-    return Pools(checkpoint, layouts, instances, buffer_tokens(traffic, found.prefill.case))
+    return Pools(checkpoint, arguments, instances, buffer_tokens(traffic, found.prefill.case))
 
 
-def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
-    workload = one.case.workload
-    return Layout(
-        one.shape.tensor, one.shape.stages, traffic.context_for(one.case.question.engine), running,
-        workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None,
-        drafting_of(traffic.question.speculative),
-        one.shape.dp_ranks, workload.expert_parallel_size, engine=one.case.question.engine,
+def _arguments(traffic: Traffic, one: Instance, running: int) -> ServerArguments:
+    question = one.case.question
+    return ServerArguments(
+        one.shape, traffic.context_for(question.engine), running, one.case.workload.kv_dtype.name,
+        question.engine_settings or {}, traffic.limit is not None, drafting_of(traffic.question.speculative),
+        engine=question.engine,
     )  # fmt: skip
 
 
@@ -340,13 +342,13 @@ def _points(
         while running <= min(largest, MOST_RUNNING):
             found = []
             for number in range(1, _MOST_DECODES + 1):
-                used = number * decode.shape.devices
+                used = number * decode.shape.num_devices
                 rate = number * decode.rates.rate(running)
                 match = pair.fewest_prefills(
                     number,
                     Load(requests_per_second=rate),
                     lambda times: times.utilization <= _MOST_UTILIZATION and meets(times),  # noqa: B023 - called here
-                    min(kinds.most[0], kinds.most[2] - used) // prefill.shape.devices,
+                    min(kinds.most[0], kinds.most[2] - used) // prefill.shape.num_devices,
                 )
                 if match is not None and used <= kinds.most[1]:
                     found.append(TwoPools(prefill, decode, kinds, moved, match))
@@ -360,7 +362,7 @@ def _point(split: TwoPools, running: int) -> documents.ParetoPoint:
     return {
         "gpu": split.kinds.text,
         "engine": split.kinds.decode.engine,
-        **shape.describe(split.decode.case.workload.expert_parallel_size),
+        **shape.describe_all(),
         "num_devices": split.num_devices,
         "requests_per_replica": running,
         "ttft_seconds": times.ttft_seconds,

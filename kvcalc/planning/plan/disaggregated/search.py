@@ -11,12 +11,12 @@ from itertools import product
 from math import inf
 
 from kvcalc.errors import KvcalcError, LayoutError
+from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.disaggregated.instances import Instance, decode_instance, prefill_instance, transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, times_between
 from kvcalc.planning.plan.replicas import as_many_devices, shapes_of
-from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
 
@@ -38,7 +38,7 @@ class Instances:
         return self._of(self.traffic._replace(targets=targets), kind, decode_instance, targets.max_tpot_seconds)
 
     def _of(
-        self, traffic: Traffic, kind: Platform, make: Callable[[Traffic, Platform, Shape], Instance | Trouble],
+        self, traffic: Traffic, kind: Platform, make: Callable[[Traffic, Platform, Layout], Instance | Trouble],
         longest: float | None,
     ) -> tuple[list[Instance], Trouble | None]:  # fmt: skip
         key = kind.gpu.name, kind.engine, kind.max_devices, make, longest
@@ -99,12 +99,12 @@ def candidates_of(known: Instances, kinds: PoolPlatforms, targets: Targets) -> l
     of_prefill, of_decode = list[tuple[float, Instance]](), list[tuple[float, Instance]]()
     for prefill in prefills:
         needed = 1.0 if rate is None else max(1.0, rate * prefill.rates.interval(0.0))
-        of_prefill.append((kinds.weights[0] * prefill.shape.devices * needed, prefill))
+        of_prefill.append((kinds.weights[0] * prefill.shape.num_devices * needed, prefill))
     for decode in decodes:
         largest = decode.rates.largest(0.0)
         if largest:
             needed = (clients or 0) / largest if rate is None else rate / decode.rates.rate(largest)
-            of_decode.append((kinds.weights[1] * decode.shape.devices * max(1.0, needed), decode))
+            of_decode.append((kinds.weights[1] * decode.shape.num_devices * max(1.0, needed), decode))
     return sorted(
         (
             (bound + other, prefill, decode)
@@ -130,7 +130,7 @@ def pair_of(prefill: Instance, decode: Instance, link: Link) -> tuple[Pair, int]
 
 
 def _instances(
-    traffic: Traffic, kind: Platform, make: Callable[[Traffic, Platform, Shape], Instance | Trouble]
+    traffic: Traffic, kind: Platform, make: Callable[[Traffic, Platform, Layout], Instance | Trouble]
 ) -> tuple[list[Instance], Trouble | None]:
     """The instances of all layouts that can run, and why the largest of the others cannot."""
     found, trouble, refused = [], None, None
@@ -142,7 +142,7 @@ def _instances(
             continue
         except KvcalcError:
             # DP ranks that nobody asked for.
-            if shape.dp_ranks > traffic.question.data_parallel_size:
+            if shape.data_parallel_size > traffic.question.data_parallel_size:
                 continue
             raise
         if isinstance(one, Trouble):

@@ -107,7 +107,7 @@ class TwoPools(NamedTuple):
 
     def devices_of(self, numbers: tuple[int, int]) -> tuple[int, int]:
         """The devices of each pool with other numbers of instances."""
-        return numbers[0] * self.prefill.shape.devices, numbers[1] * self.decode.shape.devices
+        return numbers[0] * self.prefill.shape.num_devices, numbers[1] * self.decode.shape.num_devices
 
     def why_more(self, best: TwoPools) -> str | None:
         used, fewer = (one.devices_of(one.numbers) for one in (self, best))
@@ -116,12 +116,12 @@ class TwoPools(NamedTuple):
     def describe(self, row: Mapping[str, object], *, is_alone: bool) -> documents.PlanFinalist:
         """The row of simulated pools. Keys of a layout with one pool are null, and the numbers for requests alone."""
         pools = zip(("prefill", "decode"), self.kinds.names, self.numbers, (self.prefill, self.decode))
-        shape = dict.fromkeys((*self.decode.shape.describe(1), "replicas"))
+        shape = dict.fromkeys((*self.decode.shape.describe_all(), "replicas"))
         instances = {
             role: {
                 "gpu": gpu,
                 "instances": None if is_alone else number,
-                **one.shape.describe(one.case.workload.expert_parallel_size),
+                **one.shape.describe_all(),
             }
             for role, gpu, number, one in pools
         }
@@ -184,18 +184,14 @@ def describe_pools(
     """The `prefill` and `decode` parts of a row. `answers` are the estimates with the requests `held` in each cache."""
     match, times = found.match, found.match.times
     rate, capacities = times.requests_per_second, found.pair.capacities(match.prefills, match.decodes)
-    rows = zip(
-        ("prefill", "decode"), (found.prefill, found.decode), (match.prefills, match.decodes), answers, held, capacities
-    )
+    instances = zip(("prefill", "decode"), (found.prefill, found.decode))
+    rows = zip(instances, (match.prefills, match.decodes), answers, held, capacities)
     return {
         role: {
             "gpu": one.case.devices.gpu.name,
             "instances": number,
-            "tensor_parallel_size": one.shape.tensor,
-            "pipeline_parallel_size": one.shape.stages,
-            "data_parallel_size": one.shape.dp_ranks,
-            "expert_parallel_size": one.case.workload.expert_parallel_size,
-            "num_devices": number * one.shape.devices,
+            **one.shape.describe(),
+            "num_devices": number * one.shape.num_devices,
             "requests_per_instance": times.prompts if role == "prefill" else times.decoding,
             "requests_held": in_cache,
             "max_requests_held": one.slots,
@@ -204,7 +200,7 @@ def describe_pools(
             "transfer_buffer_bytes": one.buffer_bytes,
             "free_bytes": one.free_bytes(answer)[0],
         }
-        for role, one, number, answer, in_cache, capacity in rows
+        for (role, one), number, answer, in_cache, capacity in rows
     }
 
 
@@ -228,12 +224,12 @@ def describe_energy(found: TwoPools, lengths: Lengths) -> dict[str, float]:
     """
     match, times = found.match, found.match.times
     gpus = found.kinds.prefill.gpu, found.kinds.decode.gpu
-    prefill, rates = found.prefill.shape, found.prefill.rates
+    prefill, decode, rates = found.prefill.shape, found.decode.shape, found.prefill.rates
     busy = times.requests_per_second / match.prefills * rates.seconds(times.prompts) / times.prompts / rates.stages
     step = found.decode.speed.model.decode(max(times.decoding, 1.0), lengths.input_tokens + lengths.output_tokens / 2)
     watts = (
-        mean_watts(gpus[0], match.prefills * prefill.devices, 1.0, busy),
-        mean_watts(gpus[1], match.decodes * found.decode.shape.devices, step.compute / step.seconds, times.decoding),
+        mean_watts(gpus[0], match.prefills * prefill.num_devices, 1.0, busy),
+        mean_watts(gpus[1], match.decodes * decode.num_devices, step.compute / step.seconds, times.decoding),
     )
     known = [each for each in watts if each is not None]
     if len(known) < len(watts):
