@@ -259,7 +259,7 @@ def test_speeds_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.add(document["throughput"]["decode_step_seconds"])
     assert len(seen) == 1
     spec = questions.models.model_of("llama-3-8b", WhatIf(), dict.fromkeys(MODEL_FLAGS))[0]
-    assert 0 < len(throughput._speeds_of(spec, spec)) <= 8
+    assert 0 < len(speed._speeds_of(spec, spec)) <= 8
 
 
 def test_a_file_a_pipe_and_what_is_neither(tmp_path: Path) -> None:

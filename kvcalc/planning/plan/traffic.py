@@ -137,8 +137,8 @@ class Probe(NamedTuple):
     @property
     def serving(self) -> documents.Serving:
         """The `serving` part of the document with the TTFT that counts. Only for probes without `trouble`."""
-        serving: Any = self.benchmark
-        share = serving[self.ttft] / serving["ttft_seconds"]
+        serving = self.benchmark
+        share = cast(Any, serving)[self.ttft] / serving["ttft_seconds"]
         low, high = serving["ttft_low_seconds"], serving["ttft_high_seconds"]
         return {
             **serving,
