@@ -19,6 +19,7 @@ class Holder(Server):
 
     def __init__(self, rules: Rules, pool: BlockPool, prefixes: PrefixCache | None) -> None:
         self.rules, self.schedule, self.pool, self.prefixes = rules, rules.schedule, pool, prefixes
+        self._shared_units = 0 if prefixes is None else prefixes.units  # the units of a block that requests share
         self.running: dict[Request, None] = {}
         self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
         self._sending: dict[Request, None] = {}  # they have ended, but hold their blocks until their cache is sent
@@ -39,14 +40,11 @@ class Holder(Server):
 
     def _own_units(self, request: Request, tokens: int) -> int:
         """The units of `tokens` tokens of a request, without the blocks that it shares."""
-        units = self.pool.units(tokens)
-        return units if self.prefixes is None else units - self.prefixes.shared_units(request)
+        return self.pool.units(tokens) - request.shared * self._shared_units
 
     def _prompt_units(self, request: Request, tokens: int) -> int:
         """The same while its prompt is computed."""
-        if self.pool.prompt_table is None:
-            return self._own_units(request, tokens)
-        return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
+        return self.pool.prompt_units(tokens) - request.shared * self._shared_units
 
     def _found_in_use(self, request: Request, promised: int) -> int:
         """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use.
@@ -65,7 +63,7 @@ class Holder(Server):
 
     def _name_blocks(self, request: Request, tokens: int) -> None:
         """Other requests find the whole blocks of the first `tokens` tokens from now on."""
-        if self.prefixes is not None:
+        if self.prefixes is not None and request.names:
             self.prefixes.add(request, min(tokens, request.prompt_tokens))
 
     def _shrink(self, request: Request) -> None:

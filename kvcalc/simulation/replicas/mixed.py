@@ -11,7 +11,7 @@ from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.prefix_cache import PrefixCache
-from kvcalc.simulation.replicas.replica import VERY_MANY, Plan, Replica
+from kvcalc.simulation.replicas.replica import Plan, Replica
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.times import Chunk, StepTimes
 
@@ -27,7 +27,9 @@ class MixedReplica(Replica):
             if has_preempted:
                 growth, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
         if partial is None and not self.waiting:
-            return [], self._steps_alone(has_preempted=has_preempted) if self.decoding else 0
+            if not self.decoding:
+                return [], 0
+            return [], 1 if has_preempted else self._steps_alone()
         chunks = []
         budget = self._prompt_budget()
         if partial is not None and budget > 0:
@@ -52,11 +54,7 @@ class MixedReplica(Replica):
             budget -= chunks[-1][1][1] - chunks[-1][1][0]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], self._steps_alone(has_preempted=has_preempted)
-
-    def _steps_alone(self, *, has_preempted: bool) -> int:
-        """The decode steps that may follow. If requests leave first, `plan` asks again when they have left."""
-        return 1 if has_preempted or self.made_room else self._possible_steps()
+        return [], 1 if has_preempted else self._steps_alone()
 
     def _prompt_budget(self) -> int:
         """The tokens of a step that are left for prompts."""
@@ -131,7 +129,7 @@ class SlotsReplica(MixedReplica):
                 del self._prompts[slot]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], VERY_MANY
+        return [], self.steps_to_finish()
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)

@@ -65,7 +65,7 @@ class PrefillFirstReplica(Replica):
                 self.ratio = self._new_tokens.first
             return [], 0
         if self.pool.growth(self.pace.tokens(1)) <= self.pool.free:
-            return [], self._possible_steps()
+            return [], self._steps_alone()
         if self._leaving:
             return [], 0  # they give their tokens back first
         self._retract()

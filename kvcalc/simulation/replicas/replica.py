@@ -20,9 +20,8 @@ from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.pool import BlockPool, PoolError
 from kvcalc.simulation.replicas.prefix_cache import PrefixCache
 from kvcalc.simulation.replicas.rules import Rules
-from kvcalc.simulation.replicas.server import Run
 from kvcalc.simulation.replicas.timeline import Sample, Timeline, TokenGaps
-from kvcalc.simulation.replicas.times import Chunk, StepTimes, decode_run, run_seconds, steps_until
+from kvcalc.simulation.replicas.times import Chunk, Line, Run, StepTimes
 
 VERY_MANY = 2**62
 
@@ -179,28 +178,11 @@ class Replica(Holder):
         # If it does not look after every step, it must know by which look a request has arrived.
         return None if waits and self.schedule.receives_every == 1 else self.arrivals.next_arrival
 
-    def _find_runs(self, upcoming: float | None) -> list[Run]:
-        """No prompt can be computed in these steps, and no request waits for admission."""
-        decoding, context, now, pace, runs = self.decoding, self.context, self.now, self.pace, list[Run]()
-        steps, done = min(self._planned, self.steps_to_finish()), 0
-        while steps:
-            line = self.times.line(decoding, context)
-            part = min(steps, pace.steps_within((line.end - context) // decoding) + 1)
-            if upcoming is not None:
-                # The request arrives in step `there`. With overlap, the step after it is scheduled already.
-                steps_to_end = 0
-                if upcoming > now:
-                    steps_to_end = steps_until(line, decoding, context, now, upcoming, part, pace)
-                if now + run_seconds(line, decoding, context, steps_to_end, pace) >= upcoming:
-                    steps = min(steps, self._steps_to_look(done, max(steps_to_end + self.schedule.overlaps, 1)))
-                    part, upcoming = min(part, steps), None
-            runs.append(decode_run(line, decoding, context, part, pace))
-            steps, done = steps - part, done + part
-            if steps:
-                now += runs[-1].all
-                context += decoding * pace.tokens(part)
-                pace = pace.after(part)
-        return runs
+    def _lead(self, tokens: int, pace: Pace) -> tuple[Line, int, int, int]:
+        batch = self.decoding
+        context = self.context + batch * tokens
+        line = self.times.line(batch, context)
+        return line, batch, context, pace.steps_within((line.end - context) // batch) + 1
 
     def run_steps(self, run: Run, tokens: int) -> int:
         """Decode steps in which all decoding requests get `tokens` tokens. Returns what `run_step` returns."""
@@ -215,9 +197,13 @@ class Replica(Holder):
             heappop(self._finishing)  # it was preempted, and ends later
         return self.pace.steps_for(self._finishing[0][0] - self.pool.steps)
 
+    def _steps_alone(self) -> int:
+        """The decode steps that may follow. If requests leave first, `plan` asks again when they have left."""
+        return 1 if self.made_room else self._possible_steps()
+
     def _possible_steps(self) -> int:
-        """The decode steps that may follow without another plan. There are blocks for the first one."""
-        tokens = self.pool.possible_steps(VERY_MANY)
+        """The decode steps until an answer ends or blocks are missing. There are blocks for the first one."""
+        tokens = self.pool.possible_steps(self.pace.tokens(self.steps_to_finish()))
         self._quiet = self.pool.changes, self.pool.steps + tokens
         return max(1, self.pace.steps_within(tokens))
 
@@ -226,7 +212,8 @@ class Replica(Holder):
         changes, last = self._quiet
         if self.waiting or self._leaving or self._shrinking or changes != self.pool.changes:
             return 0
-        return max(0, self.pace.steps_within(last - self.pool.steps))
+        left = last - self.pool.steps
+        return self.pace.steps_within(left) if left > 0 else 0
 
     def advance_tokens(self, steps: int, tokens: int) -> None:
         """All decoding requests have got the tokens of `steps` steps."""
@@ -285,8 +272,8 @@ class Replica(Holder):
         self.decoding -= 1
         self.context -= tokens + 1
         if not self.schedule.reserves_answer:
-            self.pool.leave(request.key + self.rules.lookahead_tokens)
-            request.held = self._own_units(request, tokens + self.rules.lookahead_tokens) + request.extra
+            units = self.pool.leave(request.key + self.rules.lookahead_tokens)
+            request.held = units - request.shared * self._shared_units + request.extra
             request.extra = 0
         request.computed, request.finish_step = tokens, -1
 

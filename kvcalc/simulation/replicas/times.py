@@ -15,7 +15,6 @@ from typing import Protocol
 
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.replicas.pace import Pace
-from kvcalc.simulation.replicas.server import Run
 from kvcalc.throughput.roofline import Part, SpeedModel
 
 # The most times of each kind that are kept.
@@ -31,6 +30,16 @@ class Line(NamedTuple):
     base: float
     slope: float
     end: int
+
+
+class Run(NamedTuple):
+    """Decode steps on one straight line. `first`, `last` and `all` are the seconds of the first, the last and all."""
+
+    steps: int
+    first: float
+    last: float
+    all: float
+    all_but_last: float
 
 
 class StepTimes(Protocol):
@@ -49,10 +58,11 @@ class RankTimes(Protocol):
     def rank_line(self, batch: int, context: int, total: int) -> Line:
         """The seconds of a decode step of a replica that has `batch` of all `total` sequences, over their context."""
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
+    def rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
         """The seconds that a replica's own chunks, and its experts' share of the others', add to its decode step.
 
-        It has `batch` of all `total` sequences. If no replica decodes, the step takes so long alone.
+        All replicas' chunks have `tokens` tokens. It has `batch` of all `total` sequences. If no replica decodes, the
+        step takes so long alone.
         """
 
 
@@ -65,22 +75,23 @@ class ModelTimes:
     def __init__(self, model: SpeedModel, factor: float = 1.0) -> None:
         self._model, self._factor = model, factor
         self._ends = _piece_ends(model)
+        self._starts = self._ends[:-1]
         # Many steps are equal.
         self._lines = lru_cache(_MOST_KEPT)(self._new_line)
         self._prompts = lru_cache(_MOST_KEPT)(self._new_prompts)
         self._rank_prompts = lru_cache(_MOST_KEPT)(self._new_rank_prompts)
 
     def line(self, batch: int, context: int) -> Line:
-        return self._lines(batch, bisect_right(self._ends, context / batch, hi=len(self._ends) - 1))
+        return self._lines(batch, bisect_right(self._starts, context / batch))
 
     def rank_line(self, batch: int, context: int, total: int) -> Line:
-        return self._lines(batch, bisect_right(self._ends, context / batch, hi=len(self._ends) - 1), total)
+        return self._lines(batch, bisect_right(self._starts, context / batch), total)
 
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         return self._prompts((*chunks,), batch)
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
-        return self._rank_prompts((*own,), (*others,), batch, total)
+    def rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
+        return self._rank_prompts((*own,), tokens, batch, total)
 
     def _new_prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         model = self._model
@@ -89,8 +100,8 @@ class ModelTimes:
         share = model.share_of_prompts(len(chunks))
         return self._factor * model.alone([Part(*chunk, share) for chunk in chunks]).seconds
 
-    def _new_rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
-        parts = [*(Part(*chunk) for chunk in own), *(Part(*chunk, 0.0) for chunk in others)]
+    def _new_rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
+        parts = [*(Part(*chunk) for chunk in own), Part(0, tokens - sum([end - start for start, end in own]), 0.0)]
         found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
         return self._factor * found.seconds
 
