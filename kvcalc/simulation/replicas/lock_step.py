@@ -114,7 +114,7 @@ class LockStep(Server):
         ]
         seconds = self._slowest(plans, decoding) + self.first_seconds
         self.first_seconds = 0.0
-        tokens, gaps = self.pace.tokens(1) if any(decoding) else 0, 0
+        tokens, gaps = self.pace.next if any(decoding) else 0, 0
         for rank, (chunks, _), batch in zip(self.ranks, plans, decoding):
             if chunks or batch:
                 gaps += rank.run_step(chunks, seconds, tokens if batch else 0)

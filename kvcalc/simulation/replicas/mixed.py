@@ -20,12 +20,12 @@ class MixedReplica(Replica):
     """Running requests first, then prompts in the same step."""
 
     def _schedule(self) -> Plan:
-        growth, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
+        growth, partial = self.pool.growth(self.pace.next), self._partial()
         has_preempted = False
         if not self.schedule.reserves_answer and (partial is not None or growth > self.pool.free):
             has_preempted = self._make_room()
             if has_preempted:
-                growth, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
+                growth, partial = self.pool.growth(self.pace.next), self._partial()
         if partial is None and not self.waiting:
             if not self.decoding:
                 return [], 0
@@ -70,7 +70,7 @@ class MixedReplica(Replica):
         """Preempt the last running requests until the others have blocks for the next step. Whether it preempted."""
         has_preempted = False
         while self.running and not self.schedule.reserves_answer:
-            needed, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
+            needed, partial = self.pool.growth(self.pace.next), self._partial()
             if partial is not None:
                 end = min(partial.target, partial.computed + self._prompt_budget())
                 end += self.rules.lookahead_tokens if end == partial.target else 0

@@ -17,6 +17,7 @@ class Pace:
         self._p, self._q = per_step.as_integer_ratio()
         self._done = 0  # the steps so far, modulo the denominator
         self._given = 0  # the tokens of these steps
+        self.next = self._p // self._q  # the tokens of the next step
 
     @property
     def mean_tokens(self) -> float:
@@ -55,8 +56,10 @@ class Pace:
 
     def advance(self, steps: int) -> None:
         """`steps` steps have run."""
-        self._done = (self._done + steps) % self._q
-        self._given = self._done * self._p // self._q
+        if self._q > 1:
+            self._done = (self._done + steps) % self._q
+            self._given = self._done * self._p // self._q
+            self.next = self.tokens(1)
 
 
 def _floor_sum(number: int, divisor: int, factor: int, offset: int) -> int:

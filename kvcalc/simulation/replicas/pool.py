@@ -63,13 +63,15 @@ class BlockPool:
         """Take units. PoolError if they are not there."""
         self.free -= units
         self.changes += 1
-        self._check()
+        if self.free < self._least_free:
+            self._check()
 
     def give(self, units: int) -> None:
         """Return units."""
         self.free += units
         self.changes += 1
-        self._check()
+        if self.free > self._most:
+            self._check()
 
     def enter(self, key: int) -> None:
         """A request begins to decode. It already holds the units of its tokens."""
@@ -96,12 +98,10 @@ class BlockPool:
         """All decoding requests grow by `steps` tokens. PoolError if there are too few units."""
         if self._changes:
             self._move(steps)
-        elif self._growth:
-            self._grow(steps)
         else:
-            self.steps += steps
-            return
-        self._check()
+            self._grow(steps)
+        if self.free < self._least_free:
+            self._check()
 
     def _move(self, steps: int) -> None:
         while self._changes and self._changes[0][0] <= self.steps + steps:
@@ -131,14 +131,14 @@ class BlockPool:
         return found
 
     def _grow(self, steps: int) -> None:
-        rounds, rest = divmod(steps, self.block_tokens)
-        units = rounds * self._growth
-        if rest:
-            # The steps take the slopes of these remainders, from the highest one down, and then from the top again.
-            high = -self.steps % self.block_tokens
-            low = high + 1 - rest
-            units += sum(self._slopes[low : high + 1] if low >= 0 else self._slopes[: high + 1] + self._slopes[low:])
-        self.free -= units
+        if self._growth:
+            rounds, rest = divmod(steps, self.block_tokens)
+            self.free -= rounds * self._growth
+            if rest:
+                # These steps take the slopes of the remainders from the highest one down, and then from the top again.
+                high = -self.steps % self.block_tokens
+                low, slopes = high + 1 - rest, self._slopes
+                self.free -= sum(slopes[low : high + 1] if low >= 0 else slopes[: high + 1] + slopes[low:])
         self.steps += steps
 
     def _add(self, key: int, sign: int) -> None:
@@ -179,8 +179,7 @@ class BlockPool:
         """Conservation: no unit more than there is, and none returned that was not taken."""
         if not 0 <= self.free <= self._most:
             raise PoolError(f"{self.used} of {self.capacity} blocks are held")
-        if self.free < self._least_free:
-            self._least_free = self.free
+        self._least_free = min(self._least_free, self.free)
 
 
 def _turns(table: Sequence[int]) -> list[int | None]:

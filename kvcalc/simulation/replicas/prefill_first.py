@@ -57,14 +57,14 @@ class PrefillFirstReplica(Replica):
             chunks = self._prompts()
             if chunks:
                 # Decoding requests sit out a step that leaves no room for their tokens.
-                has_room = self.pool.growth(self.pace.tokens(1)) <= self.pool.free
+                has_room = self.pool.growth(self.pace.next) <= self.pool.free
                 self._decodes_beside = self.schedule.mixes and has_room
                 return chunks, 1
         if not self.decoding:
             if not self._leaving:
                 self.ratio = self._new_tokens.first
             return [], 0
-        if self.pool.growth(self.pace.tokens(1)) <= self.pool.free:
+        if self.pool.growth(self.pace.next) <= self.pool.free:
             return [], self._steps_alone()
         if self._leaving:
             return [], 0  # they give their tokens back first
@@ -146,7 +146,7 @@ class PrefillFirstReplica(Replica):
 
     def _retract(self) -> None:
         """Retract requests until the others have room for the next step."""
-        tokens = self.pace.tokens(1)
+        tokens = self.pace.next
         known = {r: r.answer_tokens - (r.finish_step - self.pool.steps) - self._unread(r) for r in self.running}
         kept = sorted(known, key=lambda r: (known[r], -r.prompt_tokens), reverse=True)
         while len(kept) > 1:

@@ -66,7 +66,7 @@ class Replica(Holder):
         # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
         chunks, steps = self._schedule()
         decodes = steps and (not chunks or self.decodes_beside())
-        self._let_go(self.pool.growth(self.pace.tokens(1)) if decodes else 0)
+        self._let_go(self.pool.growth(self.pace.next) if decodes else 0)
         if chunks:
             return chunks, steps
         if steps:
@@ -126,7 +126,7 @@ class Replica(Holder):
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
         seconds, self.first_seconds = seconds + self.first_seconds, 0.0
-        gaps = self.run_step(chunks, seconds, self.pace.tokens(1) if decoding else 0)
+        gaps = self.run_step(chunks, seconds, self.pace.next if decoding else 0)
         if decoding:
             self.gaps.add_run(seconds, seconds, 1, gaps)
             self.pace.advance(1)
@@ -203,9 +203,11 @@ class Replica(Holder):
 
     def _possible_steps(self) -> int:
         """The decode steps until an answer ends or blocks are missing. There are blocks for the first one."""
-        tokens = self.pool.possible_steps(self.pace.tokens(self.steps_to_finish()))
-        self._quiet = self.pool.changes, self.pool.steps + tokens
-        return max(1, self.pace.steps_within(tokens))
+        pool, steps = self.pool, self.steps_to_finish()
+        needed = self.pace.tokens(steps)
+        tokens = pool.possible_steps(needed)
+        self._quiet = pool.changes, pool.steps + tokens
+        return steps if tokens == needed else max(1, self.pace.steps_within(tokens))
 
     def quiet_steps(self) -> int:
         """The decode steps that the last plan still allows. 0 if another plan is needed, because something changed."""

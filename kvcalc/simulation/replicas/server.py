@@ -16,7 +16,7 @@ from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.timeline import Timeline, TokenGaps
-from kvcalc.simulation.replicas.times import Line, Run, decode_run, run_seconds, steps_until
+from kvcalc.simulation.replicas.times import Line, Run, decode_run, steps_until
 
 
 class Server(ABC):
@@ -143,15 +143,17 @@ class Server(ABC):
         while steps:
             line, batch, context, most = self._lead(tokens, pace)
             part = min(steps, most)
-            if upcoming is not None and now + run_seconds(line, batch, context, part, pace) >= upcoming:
+            run = decode_run(line, batch, context, part, pace)
+            if upcoming is not None and now + run.all >= upcoming:
                 # With overlap, the step after the one in which the request arrives is scheduled already.
                 to_end = steps_until(line, batch, context, now, upcoming, part, pace) if upcoming > now else 0
                 steps = min(steps, self._steps_to_look(done, max(to_end + self.schedule.overlaps, 1)))
                 part, upcoming = min(part, steps), None
-            runs.append(decode_run(line, batch, context, part, pace))
+                run = decode_run(line, batch, context, part, pace)
+            runs.append(run)
             steps, done = steps - part, done + part
             if steps:
-                now += runs[-1].all
+                now += run.all
                 tokens += pace.tokens(part)
                 pace = pace.after(part)
         return runs

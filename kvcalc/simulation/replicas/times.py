@@ -128,13 +128,14 @@ def run_seconds(line: Line, batch: int, context: int, steps: int, pace: Pace) ->
 
 def decode_run(line: Line, batch: int, context: int, steps: int, pace: Pace) -> Run:
     """`steps` decode steps on one line. The summed context is `context` in the first."""
-    first = line.base + line.slope * context
+    base, slope, _ = line
+    first, before = base + slope * context, steps - 1
     return Run(
         steps,
         first,
-        first + line.slope * batch * pace.tokens(steps - 1),
-        run_seconds(line, batch, context, steps, pace),
-        run_seconds(line, batch, context, steps - 1, pace),
+        first + slope * batch * pace.tokens(before),
+        steps * base + slope * (steps * context + batch * pace.summed(steps)),
+        before * base + slope * (before * context + batch * pace.summed(before)),
     )
 
 
