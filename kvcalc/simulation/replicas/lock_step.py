@@ -147,11 +147,12 @@ class LockStep(Server):
         steps, active, gaps = 0, self._active, self.ranks[0].gaps
         running = [len(rank.running) for rank in active]
         for run in self._runs():
-            last, steps = self.now + run.all_but_last, steps + run.steps
-            self.now += run.all
-            tokens = self.pace.tokens(run.steps)
-            gaps.add_run(run.first, run.last, run.steps, sum([rank.run_steps(run, tokens) for rank in active]))
-            self.pace.advance(run.steps)
+            number, first, slowest, seconds, before = run
+            last, steps = self.now + before, steps + number
+            self.now += seconds
+            tokens = self.pace.tokens(number)
+            gaps.add_run(first, slowest, number, sum([rank.run_steps(run, tokens) for rank in active]))
+            self.pace.advance(number)
         self._planned, self._foreseen = 0, None
         self._look(last if self.schedule.overlaps else self.now, steps)
         for rank in self.ranks:

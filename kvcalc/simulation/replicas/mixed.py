@@ -29,7 +29,7 @@ class MixedReplica(Replica):
         if partial is None and not self.waiting:
             if not self.decoding:
                 return [], 0
-            return [], 1 if has_preempted else self._steps_alone()
+            return [], 1 if has_preempted or self.made_room else self._possible_steps()
         chunks = []
         budget = self._prompt_budget()
         if partial is not None and budget > 0:
@@ -54,7 +54,7 @@ class MixedReplica(Replica):
             budget -= chunks[-1][1][1] - chunks[-1][1][0]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], 1 if has_preempted else self._steps_alone()
+        return [], 1 if has_preempted or self.made_room else self._possible_steps()
 
     def _prompt_budget(self) -> int:
         """The tokens of a step that are left for prompts."""
@@ -129,7 +129,7 @@ class SlotsReplica(MixedReplica):
                 del self._prompts[slot]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], self.steps_to_finish()
+        return [], self._possible_steps()
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)

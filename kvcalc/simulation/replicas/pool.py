@@ -38,6 +38,7 @@ class BlockPool:
         self._growth = 0  # the sum of the slopes
         # The block from which on a request grows by another number of units; none if it always grows by the same.
         self._turns = _turns(table)
+        self._even = table.step if isinstance(table, range) else 0  # the units of every block, if they are the same
         self._changes: list[tuple[int, int]] = []  # (step, key) of decoding requests that come to such a block
         self._gone: dict[tuple[int, int], int] = {}  # how many of these requests have left before
 
@@ -143,12 +144,14 @@ class BlockPool:
 
     def _add(self, key: int, sign: int) -> None:
         self.changes += 1
+        if self._even:
+            self._slopes[key % self.block_tokens] += sign * self._even
+            self._growth += sign * self._even
+            return
         block = -(-(key + self.steps) // self.block_tokens)
         slope = sign * (self._table[block + 1] - self._table[block])
         self._slopes[key % self.block_tokens] += slope
         self._growth += slope
-        if not self._turns:
-            return
         turn = self._turns[block]
         if turn is None:
             return

@@ -65,7 +65,7 @@ class PrefillFirstReplica(Replica):
                 self.ratio = self._new_tokens.first
             return [], 0
         if self.pool.growth(self.pace.next) <= self.pool.free:
-            return [], self._steps_alone()
+            return [], 1 if self.made_room else self._possible_steps()
         if self._leaving:
             return [], 0  # they give their tokens back first
         self._retract()

@@ -41,7 +41,8 @@ class PrefixCache:
 
         `promised` units are taken in this step besides those in use.
         """
-        self.make_room(promised)
+        if self._unused:
+            self.make_room(promised)
         finds_own = self._finds_own and request.kept
         if not request.names and not finds_own:
             return 0  # it finds the tokens with which it came

@@ -166,9 +166,11 @@ class Replica(Holder):
         began, running, steps = self.now, len(self.running), 0
         last = self.now
         for run in self._runs():
-            last, steps = self.now + run.all_but_last, steps + run.steps
-            self.gaps.add_run(run.first, run.last, run.steps, self.run_steps(run, self.pace.tokens(run.steps)))
-            self.pace.advance(run.steps)
+            number, first, slowest, seconds, before = run
+            last, steps = self.now + before, steps + number
+            self.now += seconds
+            self.gaps.add_run(first, slowest, number, self.run_steps(run, self.pace.tokens(number)))
+            self.pace.advance(number)
         self._planned, self._foreseen = 0, None
         self._look(last if self.schedule.overlaps else self.now, steps)
         self.end_event(began, running)
@@ -186,24 +188,17 @@ class Replica(Holder):
 
     def run_steps(self, run: Run, tokens: int) -> int:
         """Decode steps in which all decoding requests get `tokens` tokens. Returns what `run_step` returns."""
-        gaps = self.uncounted_gaps(run.first, run.last, run.steps) if self._stalls else self.decoding
-        self.now += run.all
-        self.advance_tokens(run.steps, tokens)
+        steps, first, last, _, _ = run
+        gaps = self.uncounted_gaps(first, last, steps) if self._stalls else self.decoding
+        self.advance_tokens(steps, tokens)
         return gaps
-
-    def steps_to_finish(self) -> int:
-        """The decode steps until the next request has its answer."""
-        while self._finishing[0][2].finish_step != self._finishing[0][0]:
-            heappop(self._finishing)  # it was preempted, and ends later
-        return self.pace.steps_for(self._finishing[0][0] - self.pool.steps)
-
-    def _steps_alone(self) -> int:
-        """The decode steps that may follow. If requests leave first, `plan` asks again when they have left."""
-        return 1 if self.made_room else self._possible_steps()
 
     def _possible_steps(self) -> int:
         """The decode steps until an answer ends or blocks are missing. There are blocks for the first one."""
-        pool, steps = self.pool, self.steps_to_finish()
+        finishing, pool = self._finishing, self.pool
+        while finishing[0][2].finish_step != finishing[0][0]:
+            heappop(finishing)  # it was preempted, and ends later
+        steps = self.pace.steps_for(finishing[0][0] - pool.steps)
         needed = self.pace.tokens(steps)
         tokens = pool.possible_steps(needed)
         self._quiet = pool.changes, pool.steps + tokens

@@ -112,8 +112,8 @@ class Server(ABC):
         """
         if self._planned:
             now = self.now
-            for run in self._runs():
-                now += run.all
+            for _, _, _, seconds, _ in self._runs():
+                now += seconds
             return now
         if self._has_work() and not self._is_idle:
             return self.now
@@ -144,7 +144,7 @@ class Server(ABC):
             line, batch, context, most = self._lead(tokens, pace)
             part = min(steps, most)
             run = decode_run(line, batch, context, part, pace)
-            if upcoming is not None and now + run.all >= upcoming:
+            if upcoming is not None and now + run[3] >= upcoming:
                 # With overlap, the step after the one in which the request arrives is scheduled already.
                 to_end = steps_until(line, batch, context, now, upcoming, part, pace) if upcoming > now else 0
                 steps = min(steps, self._steps_to_look(done, max(to_end + self.schedule.overlaps, 1)))
@@ -153,7 +153,7 @@ class Server(ABC):
             runs.append(run)
             steps, done = steps - part, done + part
             if steps:
-                now += run.all
+                now += run[3]
                 tokens += pace.tokens(part)
                 pace = pace.after(part)
         return runs
