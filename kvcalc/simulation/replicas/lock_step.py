@@ -130,11 +130,16 @@ class LockStep(Server):
     def _slowest(self, plans: Sequence[Plan], decoding: Sequence[int]) -> float:
         """The seconds of a step of the slowest replica."""
         total, slowest = sum(decoding), 0.0
-        tokens = sum([end - start for chunks, _ in plans for _, (start, end) in chunks])
+        tokens, others_alone = sum([end - start for chunks, _ in plans for _, (start, end) in chunks]), None
         for rank, (chunks, _), batch in zip(self.ranks, plans, decoding):
-            if not chunks and not batch:
+            if chunks:
+                seconds = self.times.rank_prompts([chunk for _, chunk in chunks], tokens, batch, total)
+            elif batch:
+                if others_alone is None:
+                    others_alone = self.times.rank_prompts([], tokens, batch, total)
+                seconds = others_alone
+            else:
                 continue
-            seconds = self.times.rank_prompts([chunk for _, chunk in chunks], tokens, batch, total)
             if total:
                 context = rank.context if batch else 1
                 line = self.times.rank_line(batch or 1, context, total)

@@ -92,25 +92,30 @@ class BlockPool:
             return self._slopes[-self.steps % self.block_tokens]
         after = copy(self)
         after._slopes, after._changes, after._gone = [*self._slopes], [*self._changes], {**self._gone}
-        after._move(tokens)
+        after._least_free = -(2**62)  # it is only asked about
+        after.advance(tokens)
         return self.free - after.free
 
     def advance(self, steps: int) -> None:
         """All decoding requests grow by `steps` tokens. PoolError if there are too few units."""
-        if self._changes:
-            self._move(steps)
-        else:
-            self._grow(steps)
+        comes_to_change = True
+        while comes_to_change:
+            comes_to_change = bool(self._changes) and self._changes[0][0] <= self.steps + steps
+            part = self._changes[0][0] - self.steps if comes_to_change else steps
+            if self._growth:
+                rounds, rest = divmod(part, self.block_tokens)
+                self.free -= rounds * self._growth
+                if rest:
+                    # The steps take the slopes of the remainders from the highest one down, and then from the top.
+                    high = -self.steps % self.block_tokens
+                    low, slopes = high + 1 - rest, self._slopes
+                    self.free -= sum(slopes[low : high + 1] if low >= 0 else slopes[: high + 1] + slopes[low:])
+            self.steps += part
+            steps -= part
+            if comes_to_change:
+                self._turn()
         if self.free < self._least_free:
             self._check()
-
-    def _move(self, steps: int) -> None:
-        while self._changes and self._changes[0][0] <= self.steps + steps:
-            part = self._changes[0][0] - self.steps
-            self._grow(part)
-            steps -= part
-            self._turn()
-        self._grow(steps)
 
     def possible_steps(self, most: int) -> int:
         """A number of steps, up to `most`, for which there are units; 0 only if the next step has too few.
@@ -130,17 +135,6 @@ class BlockPool:
                 break
             found += 1
         return found
-
-    def _grow(self, steps: int) -> None:
-        if self._growth:
-            rounds, rest = divmod(steps, self.block_tokens)
-            self.free -= rounds * self._growth
-            if rest:
-                # These steps take the slopes of the remainders from the highest one down, and then from the top again.
-                high = -self.steps % self.block_tokens
-                low, slopes = high + 1 - rest, self._slopes
-                self.free -= sum(slopes[low : high + 1] if low >= 0 else slopes[: high + 1] + slopes[low:])
-        self.steps += steps
 
     def _add(self, key: int, sign: int) -> None:
         self.changes += 1

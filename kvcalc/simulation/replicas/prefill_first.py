@@ -65,7 +65,7 @@ class PrefillFirstReplica(Replica):
                 self.ratio = self._new_tokens.first
             return [], 0
         if self.pool.growth(self.pace.next) <= self.pool.free:
-            return [], 1 if self.made_room else self._possible_steps()
+            return [], self._possible_steps()
         if self._leaving:
             return [], 0  # they give their tokens back first
         self._retract()
@@ -137,12 +137,15 @@ class PrefillFirstReplica(Replica):
         """The tokens that the decoding batch is expected to take. Nothing without a limit of the pool."""
         if self.pool.capacity is None:
             return 0.0
-        steps, most_tokens = self.pool.steps, self._new_tokens.most_tokens
+        steps, joined, unread = self.pool.steps, self._joined, self._unread_tokens
         left = [
-            request.finish_step - steps + self._unread(request) for request in self.running if request.finish_step >= 0
+            request.finish_step - steps + (1 if request in joined else unread)
+            for request in self.running
+            if request.finish_step >= 0
         ]
         left += [self._unread(request) for request in self._leaving]
-        return sum([min(tokens, most_tokens) * self.ratio for tokens in left])
+        most, ratio = self._new_tokens.most_tokens, self.ratio
+        return sum([(tokens if tokens < most else most) * ratio for tokens in left])
 
     def _retract(self) -> None:
         """Retract requests until the others have room for the next step."""
@@ -188,7 +191,8 @@ class PrefillFirstReplica(Replica):
         return gaps
 
     def advance_tokens(self, steps: int, tokens: int) -> None:
-        super().advance_tokens(steps, tokens)
+        self.context += tokens * self.decoding
+        self.pool.advance(tokens)
         # The step that retracts leaves the ratio as it is.
         if self.ratio > self._new_tokens.least:
             self.ratio = max(self.ratio - self._decay * (steps - self._has_retracted), self._new_tokens.least)
