@@ -114,15 +114,18 @@ class LockStep(Server):
         ]
         seconds = self._slowest(plans, decoding) + self.first_seconds
         self.first_seconds = 0.0
-        tokens, gaps = self.pace.next if any(decoding) else 0, 0
+        tokens, gaps = self.pace.advance(1) if any(decoding) else 0, 0
         for rank, (chunks, _), batch in zip(self.ranks, plans, decoding):
-            if chunks or batch:
+            running = len(rank.running)
+            if chunks:
                 gaps += rank.run_step(chunks, seconds, tokens if batch else 0)
-            else:
-                rank.now += seconds
+                continue
+            rank.now += seconds
+            if batch:
+                gaps += rank.run_steps((1, seconds, seconds, seconds, 0.0), tokens)
+                rank.end_event(began, running)
         if tokens:
             self.ranks[0].gaps.add_run(seconds, seconds, 1, gaps)
-            self.pace.advance(1)
         self.now = began + seconds
         self._unseen = 0
         self._visible = began if self.schedule.overlaps else self.now
@@ -155,9 +158,8 @@ class LockStep(Server):
             number, first, slowest, seconds, before = run
             last, steps = self.now + before, steps + number
             self.now += seconds
-            tokens = self.pace.tokens(number)
+            tokens = self.pace.advance(number)
             gaps.add_run(first, slowest, number, sum([rank.run_steps(run, tokens) for rank in active]))
-            self.pace.advance(number)
         self._planned, self._foreseen = 0, None
         self._look(last if self.schedule.overlaps else self.now, steps)
         for rank in self.ranks:
@@ -176,11 +178,14 @@ class LockStep(Server):
             batch = rank.decoding
             context = rank.context + batch * tokens
             line = self.times.rank_line(batch, context, total)
-            lines.append((line.base + line.slope * context, line.slope * batch, batch, context, line))
+            base, slope, _ = line
+            lines.append((base + slope * context, slope * batch, batch, context, line))
         seconds, growth, batch, context, line = max(lines, key=itemgetter(0, 1))
         most = VERY_MANY
-        for other, faster, other_batch, other_context, other_line in lines:
-            most = min(most, (other_line.end - other_context) // other_batch)
+        for other, faster, own_batch, own_context, (_, _, end) in lines:
+            left = (end - own_context) // own_batch
             if faster > growth:
-                most = min(most, int((seconds - other) / (faster - growth)))
+                left = min(left, int((seconds - other) / (faster - growth)))
+            if left < most:
+                most = left
         return line, batch, context, pace.steps_within(most) + 1

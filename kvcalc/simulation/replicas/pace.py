@@ -36,9 +36,10 @@ class Pace:
         """The most steps that give at most `tokens` tokens."""
         return ((self._given + tokens + 1) * self._q - 1) // self._p - self._done
 
-    def steps_for(self, tokens: int) -> int:
-        """The fewest steps that give at least `tokens` tokens."""
-        return -(-(self._given + tokens) * self._q // self._p) - self._done
+    def until(self, tokens: int) -> tuple[int, int]:
+        """The fewest steps that give at least `tokens` tokens, and what they give."""
+        steps = -(-(self._given + tokens) * self._q // self._p) - self._done
+        return steps, (self._done + steps) * self._p // self._q - self._given
 
     def summed(self, steps: int) -> int:
         """The sum of the tokens before each of the next `steps` steps: 0 + tokens(1) + ... + tokens(steps - 1)."""
@@ -54,12 +55,14 @@ class Pace:
         found.advance(steps)
         return found
 
-    def advance(self, steps: int) -> None:
-        """`steps` steps have run."""
+    def advance(self, steps: int) -> int:
+        """`steps` steps run. Returns their tokens."""
+        tokens = (self._done + steps) * self._p // self._q - self._given
         if self._q > 1:
             self._done = (self._done + steps) % self._q
             self._given = self._done * self._p // self._q
             self.next = self.tokens(1)
+        return tokens
 
 
 def _floor_sum(number: int, divisor: int, factor: int, offset: int) -> int:

@@ -198,7 +198,7 @@ class PrefillFirstReplica(Replica):
             self.ratio = max(self.ratio - self._decay * (steps - self._has_retracted), self._new_tokens.least)
         self._has_retracted = False
         if self.schedule.overlaps:
-            self._unread_tokens = tokens - self.pace.tokens(steps - 1)
+            self._unread_tokens = self.pace.last_tokens()
             self._joined.clear()
 
     def _release(self, request: Request, named_tokens: int | None = None) -> None:

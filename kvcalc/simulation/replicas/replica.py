@@ -126,10 +126,9 @@ class Replica(Holder):
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
         seconds, self.first_seconds = seconds + self.first_seconds, 0.0
-        gaps = self.run_step(chunks, seconds, self.pace.next if decoding else 0)
+        gaps = self.run_step(chunks, seconds, self.pace.advance(1) if decoding else 0)
         if decoding:
             self.gaps.add_run(seconds, seconds, 1, gaps)
-            self.pace.advance(1)
         self._unseen = 0
         self._visible = began if self.schedule.overlaps else self.now
 
@@ -169,8 +168,7 @@ class Replica(Holder):
             number, first, slowest, seconds, before = run
             last, steps = self.now + before, steps + number
             self.now += seconds
-            self.gaps.add_run(first, slowest, number, self.run_steps(run, self.pace.tokens(number)))
-            self.pace.advance(number)
+            self.gaps.add_run(first, slowest, number, self.run_steps(run, self.pace.advance(number)))
         self._planned, self._foreseen = 0, None
         self._look(last if self.schedule.overlaps else self.now, steps)
         self.end_event(began, running)
@@ -198,8 +196,7 @@ class Replica(Holder):
         finishing, pool = self._finishing, self.pool
         while finishing[0][2].finish_step != finishing[0][0]:
             heappop(finishing)  # it was preempted, and ends later
-        steps = self.pace.steps_for(finishing[0][0] - pool.steps)
-        needed = self.pace.tokens(steps)
+        steps, needed = self.pace.until(finishing[0][0] - pool.steps)
         tokens = pool.possible_steps(needed)
         self._quiet = pool.changes, pool.steps + tokens
         return steps if tokens == needed else max(1, self.pace.steps_within(tokens))
