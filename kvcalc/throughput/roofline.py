@@ -16,7 +16,9 @@ faster than the ideal roofline.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from math import ceil
+from operator import sub
 from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
@@ -91,6 +93,8 @@ class SpeedModel:
         launching = constants.decode_launch_seconds * counts.launches
         self.host_launch_seconds = launching + constants.step_seconds if launching else 0.0
         self._asked: tuple[float, Pair] = (-1.0, (0.0, 0.0))
+        # Many prompts are computed beside the same sequences.
+        self._without_prompts = lru_cache(maxsize=1024)(partial(self._matrices, NO_PROMPTS))
         is_split = self.layout.data_parallel_size > 1
         self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if is_split else None
 
@@ -210,16 +214,13 @@ class SpeedModel:
         work = self._prompt_work(parts)
         if stages > 1:  # each stage computes another part of the prompts at the same time
             work = PromptWork(*(one / stages for one in work))
-        before, after = self._matrices(NO_PROMPTS, tokens, of_all), self._matrices(work, tokens, of_all)
-        return Step(*(more - less for more, less in zip(after, before)))
+        return Step(*map(sub, self._matrices(work, tokens, of_all), self._without_prompts(tokens, of_all)))
 
     def alone(self, parts: Sequence[Part]) -> Step:
         """The time of a step that only computes these prompts."""
-        step = self._matrices(self._prompt_work(parts), 0.0, 0.0)
-        latency = self.costs.latency + (self.exchange.latency if self.exchange else 0.0)
-        seconds = step.seconds + self.costs.launch + latency
-        overhead, communication = step.overhead + self.costs.launch, step.communication + latency
-        return step._replace(seconds=seconds, overhead=overhead, communication=communication)
+        seconds, weights, kv, compute, overhead, sent = self._matrices(self._prompt_work(parts), 0.0, 0.0)
+        launch, latency = self.costs.launch, self.costs.latency + (self.exchange.latency if self.exchange else 0.0)
+        return Step(seconds + launch + latency, weights, kv, compute, overhead + launch, sent + latency)
 
     def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
         """The time of `batch` prompts of `tokens` tokens until their first tokens, if no other request runs.
@@ -241,8 +242,10 @@ class SpeedModel:
         sequences = tokens = scores = of_all = 0.0
         for start, end, share, number in parts:
             own = share * number
-            sequences, tokens, of_all = sequences + own, tokens + own * (end - start), of_all + number * (end - start)
-            scores += own * self._prompt_scores(end, start)
+            of_all += number * (end - start)
+            if own:
+                sequences, tokens = sequences + own, tokens + own * (end - start)
+                scores += own * self._prompt_scores(end, start)
         return PromptWork(sequences, tokens, scores, of_all)
 
     def _matrices(self, prompts: PromptWork, tokens: float, expert_tokens: float) -> Step:
@@ -261,8 +264,9 @@ class SpeedModel:
 
     def _prompt_scores(self, tokens: float, cached_tokens: float) -> float:
         """The ideal time of the scores of a prompt's tokens, without those of its first `cached_tokens`."""
-        counts = self.counts
-        flops = counts.prefill_attention_flops(tokens) - counts.prefill_attention_flops(cached_tokens)
+        flops = self.counts.prefill_attention_flops(tokens)
+        if cached_tokens:
+            flops -= self.counts.prefill_attention_flops(cached_tokens)
         return flops / self.attention_flops
 
 

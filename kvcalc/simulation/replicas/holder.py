@@ -51,7 +51,9 @@ class Holder(Server):
 
         `promised` units are taken in this step besides those in use.
         """
-        return 0 if self.prefixes is None else self.prefixes.look_up(request, promised)
+        if self.prefixes is None or not (request.names or request.kept):
+            return 0  # it finds the tokens with which it came
+        return self.prefixes.look_up(request, promised)
 
     def _hold(self, request: Request, tokens: int) -> None:
         """A running request takes the units for `tokens` tokens, and if it then decodes, for what it may draft."""
@@ -111,4 +113,4 @@ class Holder(Server):
         if self.prefixes is not None:
             self.prefixes.release(request, request.computed if named_tokens is None else named_tokens)
         self.pool.give(request.held)
-        request.held = 0
+        request.held = request.computed = request.key = 0  # what has ended keeps no large numbers

@@ -68,7 +68,7 @@ class LockStep(Server):
         if queue:
             self.router.route()
         plans: list[Plan] = [([], steps) if (steps := rank.quiet_steps()) else rank.plan() for rank in self.ranks]
-        if any([chunks for chunks, _ in plans]):
+        if any(chunks for chunks, _ in plans):
             self._step(plans)
             return True
         self._planned = min([steps for _, steps in plans if steps], default=0)

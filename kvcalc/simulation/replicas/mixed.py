@@ -20,9 +20,8 @@ class MixedReplica(Replica):
     """Running requests first, then prompts in the same step."""
 
     def _schedule(self) -> Plan:
-        growth, partial = self.pool.growth(self.pace.next), self._partial()
-        has_preempted = False
-        if not self.schedule.reserves_answer and (partial is not None or growth > self.pool.free):
+        growth, partial, has_preempted = self.pool.growth(self.pace.next), self._partial(), False
+        if (partial is not None or growth > self.pool.free) and not self.schedule.reserves_answer:
             has_preempted = self._make_room()
             if has_preempted:
                 growth, partial = self.pool.growth(self.pace.next), self._partial()
@@ -35,9 +34,9 @@ class MixedReplica(Replica):
         if partial is not None and budget > 0:
             chunks.append(self._chunk(partial, budget))
             budget -= chunks[0][1][1] - chunks[0][1][0]
+        reserves_answer = self.schedule.reserves_answer
         while not has_preempted and budget > 0 and self.waiting and len(self.running) < self.rules.max_running:
             request = self.waiting[0]
-            reserves_answer = self.schedule.reserves_answer
             needed = request.total_tokens if reserves_answer else request.target
             needed = self.pool.prompt_units(needed + self.rules.lookahead_tokens)
             needed -= self._found_in_use(request, growth)

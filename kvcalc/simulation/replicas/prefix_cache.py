@@ -41,11 +41,10 @@ class PrefixCache:
 
         `promised` units are taken in this step besides those in use.
         """
-        if self._unused:
-            self.make_room(promised)
+        self.make_room(promised)
         finds_own = self._finds_own and request.kept
         if not request.names and not finds_own:
-            return 0  # it finds the tokens with which it came
+            return 0
         found = tokens = 0
         for name in request.names:
             units = self.units if name in self._users else self._unused.get((True, name), 0)

@@ -303,7 +303,6 @@ class Replica(Holder):
                 # Blocks get names when the tokens are known: those of the prompt at the start, others a step later.
                 named_tokens = max(request.target, request.computed - self.pace.last_tokens())
         self._release(request, named_tokens)
-        request.computed = 0
         request.target = request.prompt_tokens + request.outputs
         if self.rules.keeps != "found":
             request.cached_tokens = request.target - 1 if self.rules.keeps == "all" else 0

@@ -34,11 +34,8 @@ class Timeline:
         """Add an event that ran `running` requests for `seconds`. Returns whether the state after it is recorded."""
         self.running_seconds += seconds * running
         self.busy_seconds += seconds
-        if self._skipped < self._every:
-            self._skipped += 1
-            return False
-        self._skipped = 1
-        return True
+        self._skipped = self._skipped % self._every + 1
+        return self._skipped == 1
 
     def add(self, sample: Sample) -> None:
         """Keep a state."""

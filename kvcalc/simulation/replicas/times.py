@@ -17,8 +17,8 @@ from kvcalc.records import NamedTuple
 from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.throughput.roofline import Part, SpeedModel
 
-# The most times of each kind that are kept.
-_MOST_KEPT = 100_000
+# The most times of each kind that are kept: few enough that the memory does not grow with the requests.
+_MOST_KEPT = 2_000
 
 Chunk = tuple[int, int]
 """A part of a prompt that one step computes: its first token and the token after its last one."""
