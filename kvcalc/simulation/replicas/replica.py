@@ -39,6 +39,12 @@ class Replica(Holder):
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
 
+    # Python is 1.7 times as slow with the attributes of an object that has more than 30 in its dictionary.
+    __slots__ = (
+        "_ended", "_finishing", "_leaving", "_quiet", "_stalls", "arrivals", "context", "decoding", "finished", "gaps",
+        "in_lock_step", "made_room", "pace", "preemptions", "ranks", "timeline", "times", "waiting",
+    )  # fmt: skip
+
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
     ) -> None:
