@@ -173,11 +173,12 @@ class LockStep(Server):
 
     def _lead(self, tokens: int, pace: Pace) -> tuple[Line, int, int, int]:
         """The line of the slowest replica, its batch and context, and for how many steps it stays the slowest."""
-        total, lines = self._batch, list[tuple[float, float, int, int, Line]]()
+        total, rank_line = self._batch, self.times.rank_line
+        lines: list[tuple[float, float, int, int, Line]] = []
         for rank in self._active:
             batch = rank.decoding
             context = rank.context + batch * tokens
-            line = self.times.rank_line(batch, context, total)
+            line = rank_line(batch, context, total)
             base, slope, _ = line
             lines.append((base + slope * context, slope * batch, batch, context, line))
         seconds, growth, batch, context, line = max(lines, key=itemgetter(0, 1))

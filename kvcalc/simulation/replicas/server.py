@@ -16,7 +16,7 @@ from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.timeline import Timeline, TokenGaps
-from kvcalc.simulation.replicas.times import Line, Run, decode_run, steps_until
+from kvcalc.simulation.replicas.times import Line, Run, decode_run, run_seconds, steps_until
 
 
 class Server(ABC):
@@ -121,7 +121,8 @@ class Server(ABC):
 
     def _look(self, until: float, steps: int) -> None:
         """After `steps` decode steps, the scheduler knows the requests that arrived by `until`, if it looks then."""
-        self._unseen = (self._unseen + steps) % self.schedule.receives_every
+        if self.schedule.receives_every > 1:
+            self._unseen = (self._unseen + steps) % self.schedule.receives_every
         if not self._unseen:
             self._visible = until
 
@@ -139,17 +140,17 @@ class Server(ABC):
 
     def _find_runs(self, upcoming: float | None) -> list[Run]:
         """The planned decode steps, in which no prompt can be computed, until a request arrives that could start."""
-        now, pace, steps, runs, done, tokens = self.now, self.pace, self._planned, list[Run](), 0, 0
+        now, pace, steps, done, tokens = self.now, self.pace, self._planned, 0, 0
+        runs: list[Run] = []
         while steps:
             line, batch, context, most = self._lead(tokens, pace)
             part = min(steps, most)
-            run = decode_run(line, batch, context, part, pace)
-            if upcoming is not None and now + run[3] >= upcoming:
+            if upcoming is not None and now + run_seconds(line, batch, context, part, pace) >= upcoming:
                 # With overlap, the step after the one in which the request arrives is scheduled already.
                 to_end = steps_until(line, batch, context, now, upcoming, part, pace) if upcoming > now else 0
                 steps = min(steps, self._steps_to_look(done, max(to_end + self.schedule.overlaps, 1)))
                 part, upcoming = min(part, steps), None
-                run = decode_run(line, batch, context, part, pace)
+            run = decode_run(line, batch, context, part, pace)
             runs.append(run)
             steps, done = steps - part, done + part
             if steps:

@@ -120,7 +120,8 @@ def _piece_ends(model: SpeedModel) -> list[int]:
 
 def run_seconds(line: Line, batch: int, context: int, steps: int, pace: Pace) -> float:
     """The seconds of `steps` decode steps on one line. The summed context is `context` in the first, and grows."""
-    return steps * line.base + line.slope * (steps * context + batch * pace.summed(steps))
+    base, slope, _ = line
+    return steps * base + slope * (steps * context + batch * pace.summed(steps))
 
 
 def decode_run(line: Line, batch: int, context: int, steps: int, pace: Pace) -> Run:
@@ -143,7 +144,7 @@ def steps_until(line: Line, batch: int, context: int, now: float, until: float, 
     b = line.base + line.slope * context - a
     span = until - now
     guess = (sqrt(b * b + 4 * a * span) - b) / (2 * a) if a > 0 and span > 0 else span / b if b > 0 else most
-    found = min(max(int(guess), 1), most)
+    found = min(max(int(guess) + 1, 1), most)
     while found > 1 and now + run_seconds(line, batch, context, found - 1, pace) >= until:
         found -= 1
     while found < most and now + run_seconds(line, batch, context, found, pace) < until:
