@@ -138,7 +138,7 @@ class Counts(NamedTuple):
         """The same for a whole causal prompt: quadratic in its length, or n x window if a window limits it."""
         total = 0.0
         for row in self.work:
-            most = row.tokens(tokens)
+            most = tokens if row.most_tokens is None or tokens < row.most_tokens else row.most_tokens
             total += row.prefill_flops * (most * (most + 1) / 2 + (tokens - most) * most)
         return total
 

@@ -274,6 +274,8 @@ def _overlap(read: float, multiply: float, power: float) -> tuple[float, float]:
     """The time of both together, split into the longer one and the time that the shorter one adds."""
     if not read or not multiply:
         return read, multiply
+    both = together(read, multiply, power)
     # The power of a sum may be rounded to less than its larger part.
-    both = max(together(read, multiply, power), read, multiply)
-    return (read, both - read) if read >= multiply else (both - multiply, multiply)
+    if read >= multiply:
+        return read, both - read if both > read else 0.0
+    return both - multiply if both > multiply else 0.0, multiply

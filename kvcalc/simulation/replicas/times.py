@@ -93,12 +93,12 @@ class ModelTimes:
     def _new_prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         model = self._model
         if batch:
-            return self._factor * model.beside([Part(*chunk) for chunk in chunks], batch).seconds
+            return self._factor * model.beside([Part(start, end) for start, end in chunks], batch).seconds
         share = model.share_of_prompts(len(chunks))
-        return self._factor * model.alone([Part(*chunk, share) for chunk in chunks]).seconds
+        return self._factor * model.alone([Part(start, end, share) for start, end in chunks]).seconds
 
     def _new_rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
-        parts = [*(Part(*chunk) for chunk in own), Part(0, tokens - sum([end - start for start, end in own]), 0.0)]
+        parts = [*(Part(start, end) for start, end in own), Part(0, tokens - sum([end - start for start, end in own]), 0.0)]
         found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
         return self._factor * found.seconds
 
