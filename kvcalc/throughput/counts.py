@@ -138,7 +138,7 @@ class Counts(NamedTuple):
         """The same for a whole causal prompt: quadratic in its length, or n x window if a window limits it."""
         total = 0.0
         for row in self.work:
-            most = tokens if row.most_tokens is None or tokens < row.most_tokens else row.most_tokens
+            most = row.tokens(tokens)
             total += row.prefill_flops * (most * (most + 1) / 2 + (tokens - most) * most)
         return total
 

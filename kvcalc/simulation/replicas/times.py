@@ -98,7 +98,10 @@ class ModelTimes:
         return self._factor * model.alone([Part(start, end, share) for start, end in chunks]).seconds
 
     def _new_rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
-        parts = [*(Part(start, end) for start, end in own), Part(0, tokens - sum([end - start for start, end in own]), 0.0)]
+        parts = [
+            *(Part(start, end) for start, end in own),
+            Part(0, tokens - sum([end - start for start, end in own]), 0.0),
+        ]
         found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
         return self._factor * found.seconds
 
