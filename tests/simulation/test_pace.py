@@ -31,7 +31,7 @@ def test_what_many_steps_give_is_the_sum_of_single_ones(seed: int) -> None:
         further = random.randint(1, 30)
         later = pace.after(further)
         assert later.tokens(5) == pace.tokens(further + 5) - pace.tokens(further)
-        assert later.last_tokens() == pace.tokens(further) - pace.tokens(further - 1)
+        assert later.last == pace.tokens(further) - pace.tokens(further - 1)
         pace.advance(further)
         ran += further
         assert pace.tokens(7) == later.tokens(7)

@@ -18,6 +18,7 @@ class Pace:
         self._done = 0  # the steps so far, modulo the denominator
         self._given = 0  # the tokens of these steps
         self.next = self._p // self._q  # the tokens of the next step
+        self.last = -(-self._p // self._q)  # the tokens of the step before
 
     @property
     def mean_tokens(self) -> float:
@@ -27,10 +28,6 @@ class Pace:
     def tokens(self, steps: int) -> int:
         """The tokens of the next `steps` steps."""
         return (self._done + steps) * self._p // self._q - self._given
-
-    def last_tokens(self) -> int:
-        """The tokens of the step before the next one."""
-        return self._given - (self._done - 1) * self._p // self._q
 
     def steps_within(self, tokens: int) -> int:
         """The most steps that give at most `tokens` tokens."""
@@ -62,6 +59,7 @@ class Pace:
             self._done = (self._done + steps) % self._q
             self._given = self._done * self._p // self._q
             self.next = self.tokens(1)
+            self.last = self._given - (self._done - 1) * self._p // self._q
         return tokens
 
 

@@ -103,12 +103,13 @@ class BlockPool:
             comes_to_change = bool(self._changes) and self._changes[0][0] <= self.steps + steps
             part = self._changes[0][0] - self.steps if comes_to_change else steps
             if self._growth:
-                rounds, rest = divmod(part, self.block_tokens)
-                self.free -= rounds * self._growth
+                g, slopes = self.block_tokens, self._slopes
+                rest = part % g
+                self.free -= part // g * self._growth
                 if rest:
                     # The steps take the slopes of the remainders from the highest one down, and then from the top.
-                    high = -self.steps % self.block_tokens
-                    low, slopes = high + 1 - rest, self._slopes
+                    high = -self.steps % g
+                    low = high + 1 - rest
                     self.free -= sum(slopes[low : high + 1] if low >= 0 else slopes[: high + 1] + slopes[low:])
             self.steps += part
             steps -= part

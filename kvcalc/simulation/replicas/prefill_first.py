@@ -195,11 +195,13 @@ class PrefillFirstReplica(Replica):
         self.pool.advance(tokens)
         # The step that retracts leaves the ratio as it is.
         if self.ratio > self._new_tokens.least:
-            self.ratio = max(self.ratio - self._decay * (steps - self._has_retracted), self._new_tokens.least)
+            ratio, least = self.ratio - self._decay * (steps - self._has_retracted), self._new_tokens.least
+            self.ratio = ratio if ratio > least else least
         self._has_retracted = False
         if self.schedule.overlaps:
-            self._unread_tokens = self.pace.last_tokens()
-            self._joined.clear()
+            self._unread_tokens = self.pace.last
+            if self._joined:
+                self._joined = {}
 
     def _release(self, request: Request, named_tokens: int | None = None) -> None:
         super()._release(request, named_tokens)

@@ -307,7 +307,7 @@ class Replica(Holder):
             request.last_token = self.now
             if self.schedule.overlaps:
                 # Blocks get names when the tokens are known: those of the prompt at the start, others a step later.
-                named_tokens = max(request.target, request.computed - self.pace.last_tokens())
+                named_tokens = max(request.target, request.computed - self.pace.last)
         self._release(request, named_tokens)
         request.target = request.prompt_tokens + request.outputs
         if self.rules.keeps != "found":
