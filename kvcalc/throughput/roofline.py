@@ -16,7 +16,9 @@ faster than the ideal roofline.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from math import ceil
+from operator import sub
 from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
@@ -94,6 +96,8 @@ class SpeedModel:
         launching = constants.decode_launch_seconds * counts.launches
         self.host_launch_seconds = launching + constants.step_seconds if launching else 0.0
         self._asked: tuple[float, Pair] = (-1.0, (0.0, 0.0))
+        # Many prompts are computed beside the same sequences.
+        self._without_prompts = lru_cache(maxsize=1024)(partial(self._matrices, NO_PROMPTS))
         self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if copies > 1 else None
 
     def decode(self, batch: float, context_tokens: float, query_tokens: int = 1, busiest: float | None = None) -> Step:
@@ -209,16 +213,13 @@ class SpeedModel:
         work = self._prompt_work(parts)
         if stages > 1:  # each stage computes another part of the prompts at the same time
             work = PromptWork(*(one / stages for one in work))
-        before, after = self._matrices(NO_PROMPTS, tokens, of_all), self._matrices(work, tokens, of_all)
-        return Step(*(more - less for more, less in zip(after, before)))
+        return Step(*map(sub, self._matrices(work, tokens, of_all), self._without_prompts(tokens, of_all)))
 
     def alone(self, parts: Sequence[Part]) -> Step:
         """The time of a step that only computes these prompts."""
-        step = self._matrices(self._prompt_work(parts), 0.0, 0.0)
-        latency = self.costs.latency + (self.exchange.latency if self.exchange else 0.0)
-        seconds = step.seconds + self.costs.launch + latency
-        overhead, communication = step.overhead + self.costs.launch, step.communication + latency
-        return step._replace(seconds=seconds, overhead=overhead, communication=communication)
+        seconds, weights, kv, compute, overhead, sent = self._matrices(self._prompt_work(parts), 0.0, 0.0)
+        launch, latency = self.costs.launch, self.costs.latency + (self.exchange.latency if self.exchange else 0.0)
+        return Step(seconds + launch + latency, weights, kv, compute, overhead + launch, sent + latency)
 
     def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
         """The time of `batch` prompts of `tokens` tokens until their first tokens, if no other request runs.
@@ -239,8 +240,10 @@ class SpeedModel:
         sequences = tokens = scores = of_all = 0.0
         for start, end, share, number in parts:
             own = share * number
-            sequences, tokens, of_all = sequences + own, tokens + own * (end - start), of_all + number * (end - start)
-            scores += own * self._prompt_scores(end, start)
+            of_all += number * (end - start)
+            if own:
+                sequences, tokens = sequences + own, tokens + own * (end - start)
+                scores += own * self._prompt_scores(end, start)
         return PromptWork(sequences, tokens, scores, of_all)
 
     def _matrices(self, prompts: PromptWork, tokens: float, expert_tokens: float) -> Step:
@@ -259,8 +262,9 @@ class SpeedModel:
 
     def _prompt_scores(self, tokens: float, cached_tokens: float) -> float:
         """The ideal time of the scores of a prompt's tokens, without those of its first `cached_tokens`."""
-        counts = self.counts
-        flops = counts.prefill_attention_flops(tokens) - counts.prefill_attention_flops(cached_tokens)
+        flops = self.counts.prefill_attention_flops(tokens)
+        if cached_tokens:
+            flops -= self.counts.prefill_attention_flops(cached_tokens)
         return flops / self.attention_flops
 
 
@@ -268,6 +272,8 @@ def _overlap(read: float, multiply: float, power: float) -> tuple[float, float]:
     """The time of both together, split into the longer one and the time that the shorter one adds."""
     if not read or not multiply:
         return read, multiply
+    both = together(read, multiply, power)
     # The power of a sum may be rounded to less than its larger part.
-    both = max(together(read, multiply, power), read, multiply)
-    return (read, both - read) if read >= multiply else (both - multiply, multiply)
+    if read >= multiply:
+        return read, both - read if both > read else 0.0
+    return both - multiply if both > multiply else 0.0, multiply

@@ -30,22 +30,23 @@ ROUTERS: dict[str, type[Router]] = {"vllm": LeastLoaded, "sglang": RoundRobin, "
 
 
 class RankTimes(PieceTimes):
-    """Every replica waits for the slowest. The others' chunks take a quarter of the time of its own."""
+    """Every replica waits for the slowest. A token of the others' chunks takes a quarter of the time of its own."""
 
     def rank_line(self, batch: int, context: int, total: int) -> Line:
         line = self.line(batch, context)
         return line._replace(base=line.base + total / 1024)
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
-        return self.prompts(own, total) + self.prompts(others, 1) / 4
+    def rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
+        others = tokens - sum(end - start for start, end in own)
+        return self.prompts(own, total) + others * self.per_token / 4
 
     def of_parts(self, parts: list[Part]) -> float:
         total, found = sum(len(contexts) for contexts, _ in parts), [0.0]
-        for place, (contexts, chunks) in enumerate(parts):
+        tokens = sum(end - start for _, chunks in parts for start, end in chunks)
+        for contexts, chunks in parts:
             if not contexts and not chunks:
                 continue
-            others = [chunk for other, part in enumerate(parts) if other != place for chunk in part[1]]
-            seconds = self.rank_prompts(chunks, others, len(contexts), total) if chunks or others else 0.0
+            seconds = self.rank_prompts(chunks, tokens, len(contexts), total) if tokens else 0.0
             if total:
                 summed = sum(contexts) if contexts else 1
                 line = self.rank_line(max(len(contexts), 1), summed, total)
@@ -164,12 +165,12 @@ def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
     # Eight prompts, one on each replica, take what they take if they are spread; one alone stops all replicas.
     chunk = (0, 1000)
     spread = model.prefill(1000, 8).seconds
-    assert times.rank_prompts([chunk], [chunk] * 7, 0, 0) == pytest.approx(spread)
-    beside = times.rank_prompts([chunk], [chunk] * 7, 4, 32)
+    assert times.rank_prompts([chunk], 8 * 1000, 0, 0) == pytest.approx(spread)
+    beside = times.rank_prompts([chunk], 8 * 1000, 4, 32)
     assert beside == pytest.approx(model.beside([roofline.Part(0, 1000, 1 / 8, 8)], 32).seconds)
     # The weights are read anyway, so prompts add less to a step that decodes than they take alone.
     assert beside < spread
-    assert beside / 8 < times.rank_prompts([chunk], [], 4, 32) < beside
+    assert beside / 8 < times.rank_prompts([chunk], 1000, 4, 32) < beside
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,12 @@ def test_what_many_steps_give_is_the_sum_of_single_ones(seed: int) -> None:
             assert pace.summed(number) == sum(sum(steps[:done]) for done in range(number))
         for tokens in range(sum(steps) // 2):
             assert pace.steps_within(tokens) == max(n for n in range(40) if sum(steps[:n]) <= tokens)
-            assert pace.steps_for(tokens) == min(n for n in range(40) if sum(steps[:n]) >= tokens)
+            fewest = min(n for n in range(40) if sum(steps[:n]) >= tokens)
+            assert pace.until(tokens) == (fewest, sum(steps[:fewest]))
         further = random.randint(1, 30)
         later = pace.after(further)
         assert later.tokens(5) == pace.tokens(further + 5) - pace.tokens(further)
-        assert later.last_tokens() == pace.tokens(further) - pace.tokens(further - 1)
+        assert later.last == pace.tokens(further) - pace.tokens(further - 1)
         pace.advance(further)
         ran += further
         assert pace.tokens(7) == later.tokens(7)

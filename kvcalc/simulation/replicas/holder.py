@@ -19,6 +19,7 @@ class Holder(Server):
 
     def __init__(self, rules: Rules, pool: BlockPool, prefixes: PrefixCache | None) -> None:
         self.rules, self.schedule, self.pool, self.prefixes = rules, rules.schedule, pool, prefixes
+        self._shared_units = 0 if prefixes is None else prefixes.units  # the units of a block that requests share
         self.running: dict[Request, None] = {}
         self._shrinking: list[Request] = []  # they decode, but still hold blocks that only their prompts needed
         self._sending: dict[Request, None] = {}  # they have ended, but hold their blocks until their cache is sent
@@ -39,21 +40,20 @@ class Holder(Server):
 
     def _own_units(self, request: Request, tokens: int) -> int:
         """The units of `tokens` tokens of a request, without the blocks that it shares."""
-        units = self.pool.units(tokens)
-        return units if self.prefixes is None else units - self.prefixes.shared_units(request)
+        return self.pool.units(tokens) - request.shared * self._shared_units
 
     def _prompt_units(self, request: Request, tokens: int) -> int:
         """The same while its prompt is computed."""
-        if self.pool.prompt_table is None:
-            return self._own_units(request, tokens)
-        return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
+        return self.pool.prompt_units(tokens) - request.shared * self._shared_units
 
     def _found_in_use(self, request: Request, promised: int) -> int:
         """Look up what a waiting request finds in the prefix cache. Returns the units of it that others use.
 
         `promised` units are taken in this step besides those in use.
         """
-        return 0 if self.prefixes is None else self.prefixes.look_up(request, promised)
+        if self.prefixes is None or not (request.names or request.kept):
+            return 0  # it finds the tokens with which it came
+        return self.prefixes.look_up(request, promised)
 
     def _hold(self, request: Request, tokens: int) -> None:
         """A running request takes the units for `tokens` tokens, and if it then decodes, for what it may draft."""
@@ -65,7 +65,7 @@ class Holder(Server):
 
     def _name_blocks(self, request: Request, tokens: int) -> None:
         """Other requests find the whole blocks of the first `tokens` tokens from now on."""
-        if self.prefixes is not None:
+        if self.prefixes is not None and request.names:
             self.prefixes.add(request, min(tokens, request.prompt_tokens))
 
     def _shrink(self, request: Request) -> None:
@@ -116,4 +116,4 @@ class Holder(Server):
                 self.prefixes.add(request, tokens)  # the next turn repeats the answer too
             self.prefixes.release(request, tokens)
         self.pool.give(request.held)
-        request.held = 0
+        request.held = request.computed = request.key = 0  # what has ended keeps no large numbers

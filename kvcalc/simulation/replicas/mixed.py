@@ -11,7 +11,7 @@ from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.prefix_cache import PrefixCache
-from kvcalc.simulation.replicas.replica import VERY_MANY, Plan, Replica
+from kvcalc.simulation.replicas.replica import Plan, Replica
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.times import Chunk, StepTimes
 
@@ -20,22 +20,23 @@ class MixedReplica(Replica):
     """Running requests first, then prompts in the same step."""
 
     def _schedule(self) -> Plan:
-        growth, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
-        has_preempted = False
-        if not self.schedule.reserves_answer and (partial is not None or growth > self.pool.free):
+        growth, partial, has_preempted = self.pool.growth(self.pace.next), self._partial(), False
+        if (partial is not None or growth > self.pool.free) and not self.schedule.reserves_answer:
             has_preempted = self._make_room()
             if has_preempted:
-                growth, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
+                growth, partial = self.pool.growth(self.pace.next), self._partial()
         if partial is None and not self.waiting:
-            return [], self._steps_alone(has_preempted=has_preempted) if self.decoding else 0
+            if not self.decoding:
+                return [], 0
+            return [], 1 if has_preempted or self.made_room else self._possible_steps()
         chunks = []
         budget = self._prompt_budget()
         if partial is not None and budget > 0:
             chunks.append(self._chunk(partial, budget))
             budget -= chunks[0][1][1] - chunks[0][1][0]
+        reserves_answer = self.schedule.reserves_answer
         while not has_preempted and budget > 0 and self.waiting and len(self.running) < self.rules.max_running:
             request = self.waiting[0]
-            reserves_answer = self.schedule.reserves_answer
             needed = request.total_tokens if reserves_answer else request.target
             needed = self.pool.prompt_units(needed + self.rules.lookahead_tokens)
             needed -= self._found_in_use(request, growth)
@@ -52,11 +53,7 @@ class MixedReplica(Replica):
             budget -= chunks[-1][1][1] - chunks[-1][1][0]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], self._steps_alone(has_preempted=has_preempted)
-
-    def _steps_alone(self, *, has_preempted: bool) -> int:
-        """The decode steps that may follow. If requests leave first, `plan` asks again when they have left."""
-        return 1 if has_preempted or self.made_room else self._possible_steps()
+        return [], 1 if has_preempted or self.made_room else self._possible_steps()
 
     def _prompt_budget(self) -> int:
         """The tokens of a step that are left for prompts."""
@@ -72,7 +69,7 @@ class MixedReplica(Replica):
         """Preempt the last running requests until the others have blocks for the next step. Whether it preempted."""
         has_preempted = False
         while self.running and not self.schedule.reserves_answer:
-            needed, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
+            needed, partial = self.pool.growth(self.pace.next), self._partial()
             if partial is not None:
                 end = min(partial.target, partial.computed + self._prompt_budget())
                 end += self.rules.lookahead_tokens if end == partial.target else 0
@@ -131,7 +128,7 @@ class SlotsReplica(MixedReplica):
                 del self._prompts[slot]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], VERY_MANY
+        return [], self._possible_steps()
 
     def _finish(self, request: Request) -> None:
         super()._finish(request)

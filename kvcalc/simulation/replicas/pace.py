@@ -17,6 +17,8 @@ class Pace:
         self._p, self._q = per_step.as_integer_ratio()
         self._done = 0  # the steps so far, modulo the denominator
         self._given = 0  # the tokens of these steps
+        self.next = self._p // self._q  # the tokens of the next step
+        self.last = -(-self._p // self._q)  # the tokens of the step before
 
     @property
     def mean_tokens(self) -> float:
@@ -27,17 +29,14 @@ class Pace:
         """The tokens of the next `steps` steps."""
         return (self._done + steps) * self._p // self._q - self._given
 
-    def last_tokens(self) -> int:
-        """The tokens of the step before the next one."""
-        return self._given - (self._done - 1) * self._p // self._q
-
     def steps_within(self, tokens: int) -> int:
         """The most steps that give at most `tokens` tokens."""
         return ((self._given + tokens + 1) * self._q - 1) // self._p - self._done
 
-    def steps_for(self, tokens: int) -> int:
-        """The fewest steps that give at least `tokens` tokens."""
-        return -(-(self._given + tokens) * self._q // self._p) - self._done
+    def until(self, tokens: int) -> tuple[int, int]:
+        """The fewest steps that give at least `tokens` tokens, and what they give."""
+        steps = -(-(self._given + tokens) * self._q // self._p) - self._done
+        return steps, (self._done + steps) * self._p // self._q - self._given
 
     def summed(self, steps: int) -> int:
         """The sum of the tokens before each of the next `steps` steps: 0 + tokens(1) + ... + tokens(steps - 1)."""
@@ -47,14 +46,21 @@ class Pace:
 
     def after(self, steps: int) -> Pace:
         """The tokens that come after the next `steps` steps."""
+        if self._q == 1:
+            return self  # all steps give the same
         found = copy(self)
         found.advance(steps)
         return found
 
-    def advance(self, steps: int) -> None:
-        """`steps` steps have run."""
-        self._done = (self._done + steps) % self._q
-        self._given = self._done * self._p // self._q
+    def advance(self, steps: int) -> int:
+        """`steps` steps run. Returns their tokens."""
+        tokens = (self._done + steps) * self._p // self._q - self._given
+        if self._q > 1:
+            self._done = (self._done + steps) % self._q
+            self._given = self._done * self._p // self._q
+            self.next = self.tokens(1)
+            self.last = self._given - (self._done - 1) * self._p // self._q
+        return tokens
 
 
 def _floor_sum(number: int, divisor: int, factor: int, offset: int) -> int:

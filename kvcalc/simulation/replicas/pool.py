@@ -28,20 +28,29 @@ class BlockPool:
         prompt_table: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self.capacity, self.block_tokens, self._table = capacity, block_tokens, table
-        self.prompt_table = prompt_table
-        self.used = self.most_used = self.steps = 0
+        self.prompt_table, self._prompt_units = prompt_table, prompt_table or table
+        # Without a limit, a request needs no units, and very many are free.
+        self._most = 2**62 if capacity is None else capacity
+        self.free = self._least_free = self._most  # units that nothing holds
+        self.steps = 0
         self.changes = 0  # counts what is not the growth of decoding requests
         self._slopes = [0] * block_tokens
         self._growth = 0  # the sum of the slopes
         # The block from which on a request grows by another number of units; none if it always grows by the same.
         self._turns = _turns(table)
+        self._even = table.step if isinstance(table, range) else 0  # the units of every block, if they are the same
         self._changes: list[tuple[int, int]] = []  # (step, key) of decoding requests that come to such a block
         self._gone: dict[tuple[int, int], int] = {}  # how many of these requests have left before
 
     @property
-    def free(self) -> int:
-        """Units that nothing holds. Very many if there is no limit."""
-        return 2**62 if self.capacity is None else self.capacity - self.used
+    def used(self) -> int:
+        """Units that requests hold."""
+        return self._most - self.free
+
+    @property
+    def most_used(self) -> int:
+        """The most units that requests held at any time."""
+        return self._most - self._least_free
 
     def units(self, tokens: int) -> int:
         """The units of a request that holds `tokens` tokens."""
@@ -49,21 +58,21 @@ class BlockPool:
 
     def prompt_units(self, tokens: int) -> int:
         """The units of a request with a prompt of which `tokens` tokens are computed."""
-        if self.prompt_table is None or self.capacity is None:
-            return self.units(tokens)
-        return self.prompt_table[-(-tokens // self.block_tokens)]
+        return self._prompt_units[-(-tokens // self.block_tokens)] if self.capacity is not None else 0
 
     def take(self, units: int) -> None:
         """Take units. PoolError if they are not there."""
-        self.used += units
+        self.free -= units
         self.changes += 1
-        self._check()
+        if self.free < self._least_free:
+            self._check()
 
     def give(self, units: int) -> None:
         """Return units."""
-        self.used -= units
+        self.free += units
         self.changes += 1
-        self._check()
+        if self.free > self._most:
+            self._check()
 
     def enter(self, key: int) -> None:
         """A request begins to decode. It already holds the units of its tokens."""
@@ -83,24 +92,31 @@ class BlockPool:
             return self._slopes[-self.steps % self.block_tokens]
         after = copy(self)
         after._slopes, after._changes, after._gone = [*self._slopes], [*self._changes], {**self._gone}
-        after._move(tokens)
-        return after.used - self.used
+        after._least_free = -(2**62)  # it is only asked about
+        after.advance(tokens)
+        return self.free - after.free
 
     def advance(self, steps: int) -> None:
         """All decoding requests grow by `steps` tokens. PoolError if there are too few units."""
-        if self._changes:
-            self._move(steps)
-        else:
-            self._grow(steps)
-        self._check()
-
-    def _move(self, steps: int) -> None:
-        while self._changes and self._changes[0][0] <= self.steps + steps:
-            part = self._changes[0][0] - self.steps
-            self._grow(part)
+        comes_to_change = True
+        while comes_to_change:
+            comes_to_change = bool(self._changes) and self._changes[0][0] <= self.steps + steps
+            part = self._changes[0][0] - self.steps if comes_to_change else steps
+            if self._growth:
+                g, slopes = self.block_tokens, self._slopes
+                rest = part % g
+                self.free -= part // g * self._growth
+                if rest:
+                    # The steps take the slopes of the remainders from the highest one down, and then from the top.
+                    high = -self.steps % g
+                    low = high + 1 - rest
+                    self.free -= sum(slopes[low : high + 1] if low >= 0 else slopes[: high + 1] + slopes[low:])
+            self.steps += part
             steps -= part
-            self._turn()
-        self._grow(steps)
+            if comes_to_change:
+                self._turn()
+        if self.free < self._least_free:
+            self._check()
 
     def possible_steps(self, most: int) -> int:
         """A number of steps, up to `most`, for which there are units; 0 only if the next step has too few.
@@ -109,9 +125,9 @@ class BlockPool:
         """
         if self._changes:
             most = min(most, self._changes[0][0] - self.steps)
-        if self.capacity is None or not self._growth:
-            return most
         g, free = self.block_tokens, self.free
+        if (most // g + 1) * self._growth <= free:
+            return most
         rounds = min(most // g, free // self._growth)
         found, free = rounds * g, free - rounds * self._growth
         while found < most:
@@ -121,30 +137,16 @@ class BlockPool:
             found += 1
         return found
 
-    def _grow(self, steps: int) -> None:
-        if steps == 1:
-            self.used += self._slopes[-self.steps % self.block_tokens]
-            self.steps += 1
-            return
-        rounds, rest = divmod(steps, self.block_tokens)
-        self.used += rounds * self._growth
-        if rest:
-            # The steps take the slopes of these remainders, from the highest one down, and then from the top again.
-            high = -self.steps % self.block_tokens
-            low = high + 1 - rest
-            self.used += sum(self._slopes[max(low, 0) : high + 1])
-            if low < 0:
-                self.used += sum(self._slopes[low:])
-        self.steps += steps
-
     def _add(self, key: int, sign: int) -> None:
         self.changes += 1
+        if self._even:
+            self._slopes[key % self.block_tokens] += sign * self._even
+            self._growth += sign * self._even
+            return
         block = -(-(key + self.steps) // self.block_tokens)
         slope = sign * (self._table[block + 1] - self._table[block])
         self._slopes[key % self.block_tokens] += slope
         self._growth += slope
-        if not self._turns:
-            return
         turn = self._turns[block]
         if turn is None:
             return
@@ -173,11 +175,9 @@ class BlockPool:
 
     def _check(self) -> None:
         """Conservation: no unit more than there is, and none returned that was not taken."""
-        if self.capacity is None:
-            return
-        if not 0 <= self.used <= self.capacity:
+        if not 0 <= self.free <= self._most:
             raise PoolError(f"{self.used} of {self.capacity} blocks are held")
-        self.most_used = max(self.most_used, self.used)
+        self._least_free = min(self._least_free, self.free)
 
 
 def _turns(table: Sequence[int]) -> list[int | None]:

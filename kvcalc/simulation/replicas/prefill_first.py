@@ -57,14 +57,14 @@ class PrefillFirstReplica(Replica):
             chunks = self._prompts()
             if chunks:
                 # Decoding requests sit out a step that leaves no room for their tokens.
-                has_room = self.pool.growth(self.pace.tokens(1)) <= self.pool.free
+                has_room = self.pool.growth(self.pace.next) <= self.pool.free
                 self._decodes_beside = self.schedule.mixes and has_room
                 return chunks, 1
         if not self.decoding:
             if not self._leaving:
                 self.ratio = self._new_tokens.first
             return [], 0
-        if self.pool.growth(self.pace.tokens(1)) <= self.pool.free:
+        if self.pool.growth(self.pace.next) <= self.pool.free:
             return [], self._possible_steps()
         if self._leaving:
             return [], 0  # they give their tokens back first
@@ -137,16 +137,19 @@ class PrefillFirstReplica(Replica):
         """The tokens that the decoding batch is expected to take. Nothing without a limit of the pool."""
         if self.pool.capacity is None:
             return 0.0
-        steps, most_tokens = self.pool.steps, self._new_tokens.most_tokens
+        steps, joined, unread = self.pool.steps, self._joined, self._unread_tokens
         left = [
-            request.finish_step - steps + self._unread(request) for request in self.running if request.finish_step >= 0
+            request.finish_step - steps + (1 if request in joined else unread)
+            for request in self.running
+            if request.finish_step >= 0
         ]
         left += [self._unread(request) for request in self._leaving]
-        return sum([min(tokens, most_tokens) * self.ratio for tokens in left])
+        most, ratio = self._new_tokens.most_tokens, self.ratio
+        return sum([(tokens if tokens < most else most) * ratio for tokens in left])
 
     def _retract(self) -> None:
         """Retract requests until the others have room for the next step."""
-        tokens = self.pace.tokens(1)
+        tokens = self.pace.next
         known = {r: r.answer_tokens - (r.finish_step - self.pool.steps) - self._unread(r) for r in self.running}
         kept = sorted(known, key=lambda r: (known[r], -r.prompt_tokens), reverse=True)
         while len(kept) > 1:
@@ -188,14 +191,17 @@ class PrefillFirstReplica(Replica):
         return gaps
 
     def advance_tokens(self, steps: int, tokens: int) -> None:
-        super().advance_tokens(steps, tokens)
+        self.context += tokens * self.decoding
+        self.pool.advance(tokens)
         # The step that retracts leaves the ratio as it is.
         if self.ratio > self._new_tokens.least:
-            self.ratio = max(self.ratio - self._decay * (steps - self._has_retracted), self._new_tokens.least)
+            ratio, least = self.ratio - self._decay * (steps - self._has_retracted), self._new_tokens.least
+            self.ratio = ratio if ratio > least else least
         self._has_retracted = False
         if self.schedule.overlaps:
-            self._unread_tokens = tokens - self.pace.tokens(steps - 1)
-            self._joined.clear()
+            self._unread_tokens = self.pace.last
+            if self._joined:
+                self._joined = {}
 
     def _release(self, request: Request, named_tokens: int | None = None) -> None:
         super()._release(request, named_tokens)

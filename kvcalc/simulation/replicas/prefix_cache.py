@@ -44,7 +44,7 @@ class PrefixCache:
         self.make_room(promised)
         finds_own = self._finds_own and request.kept
         if not request.names and not finds_own:
-            return 0  # it finds the tokens with which it came
+            return 0
         found = tokens = 0
         for name in request.names:
             units = self.units if name in self._users else self._unused.get((True, name), 0)
@@ -65,9 +65,7 @@ class PrefixCache:
 
     def make_room(self, promised: int) -> None:
         """Forget what the used and the promised units have displaced. Needed before units are given back."""
-        if self._pool.capacity is None:
-            return
-        excess = promised + self._pool.used + self._unused_units - self._pool.capacity
+        excess = promised + self._unused_units - self._pool.free
         while excess > 0:
             key, units = self._unused.popitem(last=False)
             gone = min(units, excess)
@@ -122,9 +120,11 @@ class PrefixCache:
 
     def release(self, request: Request, tokens: int) -> None:
         """A request gives its units back. The whole blocks of its first `tokens` tokens stay until they are needed."""
+        if not self._unused and not request.names and request.finish is not None:
+            return  # nothing finds these blocks, and nothing stands behind them in the queue
         self.make_room(0)
         size = self._pool.block_tokens
-        whole = self._pool.units(tokens // size * size) - self.shared_units(request)
+        whole = self._pool.units(tokens // size * size) - request.shared * self.units
         if kept := min(request.held, whole):
             self._nameless += 1
             request.kept = self._nameless
@@ -142,10 +142,6 @@ class PrefixCache:
     def _tokens(self, units: int) -> int:
         """The tokens in whole blocks of `units` units."""
         return units // self._block_units * self._pool.block_tokens
-
-    def shared_units(self, request: Request) -> int:
-        """The units of the blocks that a request shares."""
-        return request.shared * self.units
 
     def _keep(self, key: tuple[bool, int], units: int) -> None:
         self._unused[key] = units

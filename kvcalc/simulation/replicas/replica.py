@@ -20,9 +20,8 @@ from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.pool import BlockPool, PoolError
 from kvcalc.simulation.replicas.prefix_cache import PrefixCache
 from kvcalc.simulation.replicas.rules import Rules
-from kvcalc.simulation.replicas.server import Run
 from kvcalc.simulation.replicas.timeline import Sample, Timeline, TokenGaps
-from kvcalc.simulation.replicas.times import Chunk, StepTimes, decode_run, run_seconds, steps_until
+from kvcalc.simulation.replicas.times import Chunk, Line, Run, StepTimes
 
 VERY_MANY = 2**62
 
@@ -39,6 +38,12 @@ class Replica(Holder):
     `running` has the running requests in the order in which they started: those that decode, and those whose prompts
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
+
+    # Python is 1.7 times as slow with the attributes of an object that has more than 30 in its dictionary.
+    __slots__ = (
+        "_ended", "_finishing", "_leaving", "_quiet", "_stalls", "arrivals", "context", "decoding", "finished", "gaps",
+        "in_lock_step", "made_room", "pace", "preemptions", "ranks", "timeline", "times", "waiting",
+    )  # fmt: skip
 
     def __init__(
         self, rules: Rules, times: StepTimes, pool: BlockPool, arrivals: Arrivals, prefixes: PrefixCache | None = None
@@ -67,7 +72,7 @@ class Replica(Holder):
         # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
         chunks, steps = self._schedule()
         decodes = steps and (not chunks or self.decodes_beside())
-        self._let_go(self.pool.growth(self.pace.tokens(1)) if decodes else 0)
+        self._let_go(self.pool.growth(self.pace.next) if decodes else 0)
         if chunks:
             return chunks, steps
         if steps:
@@ -127,10 +132,9 @@ class Replica(Holder):
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
         seconds, self.first_seconds = seconds + self.first_seconds, 0.0
-        gaps = self.run_step(chunks, seconds, self.pace.tokens(1) if decoding else 0)
+        gaps = self.run_step(chunks, seconds, self.pace.advance(1) if decoding else 0)
         if decoding:
             self.gaps.add_run(seconds, seconds, 1, gaps)
-            self.pace.advance(1)
         self._unseen = 0
         self._visible = began if self.schedule.overlaps else self.now
 
@@ -167,9 +171,10 @@ class Replica(Holder):
         began, running, steps = self.now, len(self.running), 0
         last = self.now
         for run in self._runs():
-            last, steps = self.now + run.all_but_last, steps + run.steps
-            self.gaps.add_run(run.first, run.last, run.steps, self.run_steps(run, self.pace.tokens(run.steps)))
-            self.pace.advance(run.steps)
+            number, first, slowest, seconds, before = run
+            last, steps = self.now + before, steps + number
+            self.now += seconds
+            self.gaps.add_run(first, slowest, number, self.run_steps(run, self.pace.advance(number)))
         self._planned, self._foreseen = 0, None
         self._look(last if self.schedule.overlaps else self.now, steps)
         self.end_event(began, running)
@@ -179,54 +184,36 @@ class Replica(Holder):
         # If it does not look after every step, it must know by which look a request has arrived.
         return None if waits and self.schedule.receives_every == 1 else self.arrivals.next_arrival
 
-    def _find_runs(self, upcoming: float | None) -> list[Run]:
-        """No prompt can be computed in these steps, and no request waits for admission."""
-        decoding, context, now, pace, runs = self.decoding, self.context, self.now, self.pace, list[Run]()
-        steps, done = min(self._planned, self.steps_to_finish()), 0
-        while steps:
-            line = self.times.line(decoding, context)
-            part = min(steps, pace.steps_within((line.end - context) // decoding) + 1)
-            if upcoming is not None:
-                # The request arrives in step `there`. With overlap, the step after it is scheduled already.
-                steps_to_end = 0
-                if upcoming > now:
-                    steps_to_end = steps_until(line, decoding, context, now, upcoming, part, pace)
-                if now + run_seconds(line, decoding, context, steps_to_end, pace) >= upcoming:
-                    steps = min(steps, self._steps_to_look(done, max(steps_to_end + self.schedule.overlaps, 1)))
-                    part, upcoming = min(part, steps), None
-            runs.append(decode_run(line, decoding, context, part, pace))
-            steps, done = steps - part, done + part
-            if steps:
-                now += runs[-1].all
-                context += decoding * pace.tokens(part)
-                pace = pace.after(part)
-        return runs
+    def _lead(self, tokens: int, pace: Pace) -> tuple[Line, int, int, int]:
+        batch = self.decoding
+        context = self.context + batch * tokens
+        line = self.times.line(batch, context)
+        return line, batch, context, pace.steps_within((line.end - context) // batch) + 1
 
     def run_steps(self, run: Run, tokens: int) -> int:
         """Decode steps in which all decoding requests get `tokens` tokens. Returns what `run_step` returns."""
-        gaps = self.uncounted_gaps(run.first, run.last, run.steps) if self._stalls else self.decoding
-        self.now += run.all
-        self.advance_tokens(run.steps, tokens)
+        steps, first, last, _, _ = run
+        gaps = self.uncounted_gaps(first, last, steps) if self._stalls else self.decoding
+        self.advance_tokens(steps, tokens)
         return gaps
 
-    def steps_to_finish(self) -> int:
-        """The decode steps until the next request has its answer."""
-        while self._finishing[0][2].finish_step != self._finishing[0][0]:
-            heappop(self._finishing)  # it was preempted, and ends later
-        return self.pace.steps_for(self._finishing[0][0] - self.pool.steps)
-
     def _possible_steps(self) -> int:
-        """The decode steps that may follow without another plan. There are blocks for the first one."""
-        tokens = self.pool.possible_steps(VERY_MANY)
-        self._quiet = self.pool.changes, self.pool.steps + tokens
-        return max(1, self.pace.steps_within(tokens))
+        """The decode steps until an answer ends or blocks are missing. There are blocks for the first one."""
+        finishing, pool = self._finishing, self.pool
+        while finishing[0][2].finish_step != finishing[0][0]:
+            heappop(finishing)  # it was preempted, and ends later
+        steps, needed = self.pace.until(finishing[0][0] - pool.steps)
+        tokens = pool.possible_steps(needed)
+        self._quiet = pool.changes, pool.steps + tokens
+        return steps if tokens == needed else max(1, self.pace.steps_within(tokens))
 
     def quiet_steps(self) -> int:
         """The decode steps that the last plan still allows. 0 if another plan is needed, because something changed."""
         changes, last = self._quiet
         if self.waiting or self._leaving or self._shrinking or changes != self.pool.changes:
             return 0
-        return max(0, self.pace.steps_within(last - self.pool.steps))
+        left = last - self.pool.steps
+        return self.pace.steps_within(left) if left > 0 else 0
 
     def advance_tokens(self, steps: int, tokens: int) -> None:
         """All decoding requests have got the tokens of `steps` steps."""
@@ -285,8 +272,8 @@ class Replica(Holder):
         self.decoding -= 1
         self.context -= tokens + 1
         if not self.schedule.reserves_answer:
-            self.pool.leave(request.key + self.rules.lookahead_tokens)
-            request.held = self._own_units(request, tokens + self.rules.lookahead_tokens) + request.extra
+            units = self.pool.leave(request.key + self.rules.lookahead_tokens)
+            request.held = units - request.shared * self._shared_units + request.extra
             request.extra = 0
         request.computed, request.finish_step = tokens, -1
 
@@ -320,9 +307,8 @@ class Replica(Holder):
             request.last_token = self.now
             if self.schedule.overlaps:
                 # Blocks get names when the tokens are known: those of the prompt at the start, others a step later.
-                named_tokens = max(request.target, request.computed - self.pace.last_tokens())
+                named_tokens = max(request.target, request.computed - self.pace.last)
         self._release(request, named_tokens)
-        request.computed = 0
         request.target = request.prompt_tokens + request.outputs
         if self.rules.keeps != "found":
             request.cached_tokens = request.target - 1 if self.rules.keeps == "all" else 0

@@ -11,20 +11,12 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from kvcalc.records import NamedTuple
+from kvcalc.engines.scheduler import Schedule
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.timeline import Timeline, TokenGaps
-
-
-class Run(NamedTuple):
-    """Decode steps on one straight line. `first`, `last` and `all` are the seconds of the first, the last and all."""
-
-    steps: int
-    first: float
-    last: float
-    all: float
-    all_but_last: float
+from kvcalc.simulation.replicas.times import Line, Run, decode_run, run_seconds, steps_until
 
 
 class Server(ABC):
@@ -42,6 +34,8 @@ class Server(ABC):
     _foreseen: tuple[float | None, list[Run]] | None = None  # the runs until the planned steps end, and the arrival
 
     arrivals: Arrivals
+    pace: Pace
+    schedule: Schedule
     ranks: Sequence[Any]
     """The DP ranks, each a `Replica`: itself alone, or several."""
     finished: int
@@ -80,8 +74,11 @@ class Server(ABC):
         """When the next request arrives that ends decode steps early. None if none does."""
 
     @abstractmethod
-    def _find_runs(self, upcoming: float | None) -> list[Run]:
-        """The planned decode steps until a request ends or arrives."""
+    def _lead(self, tokens: int, pace: Pace) -> tuple[Line, int, int, int]:
+        """The line of the next decode steps, after each decoding request has got `tokens` more tokens.
+
+        Also its batch, its context, and how many steps take as long as it says.
+        """
 
     def keep_sums(self) -> None:
         """Before the first event: keep no times between tokens and no states over time, which cost time."""
@@ -115,8 +112,8 @@ class Server(ABC):
         """
         if self._planned:
             now = self.now
-            for run in self._runs():
-                now += run.all
+            for _, _, _, seconds, _ in self._runs():
+                now += seconds
             return now
         if self._has_work() and not self._is_idle:
             return self.now
@@ -124,13 +121,14 @@ class Server(ABC):
 
     def _look(self, until: float, steps: int) -> None:
         """After `steps` decode steps, the scheduler knows the requests that arrived by `until`, if it looks then."""
-        self._unseen = (self._unseen + steps) % self.ranks[0].schedule.receives_every
+        if self.schedule.receives_every > 1:
+            self._unseen = (self._unseen + steps) % self.schedule.receives_every
         if not self._unseen:
             self._visible = until
 
     def _steps_to_look(self, done: int, steps: int) -> int:
         """At least `steps` decode steps after `done` others: the scheduler then looks for new requests."""
-        every: int = self.ranks[0].schedule.receives_every
+        every = self.schedule.receives_every
         ran = self._unseen + done
         return -(-(ran + steps) // every) * every - ran
 
@@ -139,6 +137,27 @@ class Server(ABC):
         if self._foreseen is None or self._foreseen[0] != upcoming:
             self._foreseen = upcoming, self._find_runs(upcoming)
         return self._foreseen[1]
+
+    def _find_runs(self, upcoming: float | None) -> list[Run]:
+        """The planned decode steps, in which no prompt can be computed, until a request arrives that could start."""
+        now, pace, steps, done, tokens = self.now, self.pace, self._planned, 0, 0
+        runs: list[Run] = []
+        while steps:
+            line, batch, context, most = self._lead(tokens, pace)
+            part = min(steps, most)
+            if upcoming is not None and now + run_seconds(line, batch, context, part, pace) >= upcoming:
+                # With overlap, the step after the one in which the request arrives is scheduled already.
+                to_end = steps_until(line, batch, context, now, upcoming, part, pace) if upcoming > now else 0
+                steps = min(steps, self._steps_to_look(done, max(to_end + self.schedule.overlaps, 1)))
+                part, upcoming = min(part, steps), None
+            run = decode_run(line, batch, context, part, pace)
+            runs.append(run)
+            steps, done = steps - part, done + part
+            if steps:
+                now += run[3]
+                tokens += pace.tokens(part)
+                pace = pace.after(part)
+        return runs
 
     def _wait(self) -> bool:
         """Nothing runs until a request arrives, or blocks come back for those that wait. False if neither happens."""

@@ -34,11 +34,8 @@ class Timeline:
         """Add an event that ran `running` requests for `seconds`. Returns whether the state after it is recorded."""
         self.running_seconds += seconds * running
         self.busy_seconds += seconds
-        if self._skipped < self._every:
-            self._skipped += 1
-            return False
-        self._skipped = 1
-        return True
+        self._skipped = self._skipped % self._every + 1
+        return self._skipped == 1
 
     def add(self, sample: Sample) -> None:
         """Keep a state."""
@@ -61,16 +58,20 @@ class TokenGaps:
         if seconds > 0 and self._is_counting:
             place = round(log(seconds) / _CLASS)
             self._counts[place] = self._counts.get(place, 0) + tokens
-            self.longest = max(self.longest, seconds)
+            if seconds > self.longest:
+                self.longest = seconds
 
     def add_run(self, first: float, last: float, steps: int, tokens: int) -> None:
         """`tokens` tokens came in each of `steps` steps, whose seconds rise evenly from `first` to `last`."""
         if not tokens or not self._is_counting:
             return
         parts = 1 if last <= first else min(steps, 1 + int((last - first) / (first * 0.01)))
-        for part in range(parts):
-            middle = first + (last - first) * (part + 0.5) / parts
-            self.add(middle, tokens * (steps * (part + 1) // parts - steps * part // parts))
+        if parts == 1:
+            self.add(first + (last - first) * 0.5, tokens * steps)
+        else:
+            for part in range(parts):
+                middle = first + (last - first) * (part + 0.5) / parts
+                self.add(middle, tokens * (steps * (part + 1) // parts - steps * part // parts))
         self.longest = max(self.longest, first, last)
 
     @property

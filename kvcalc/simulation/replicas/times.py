@@ -15,14 +15,20 @@ from typing import Protocol
 
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.replicas.pace import Pace
-from kvcalc.simulation.replicas.server import Run
 from kvcalc.throughput.roofline import Part, SpeedModel
 
-# The most times of each kind that are kept.
-_MOST_KEPT = 100_000
+# The most times of each kind that are kept: few enough that the memory does not grow with the requests.
+_MOST_KEPT = 2_000
 
 Chunk = tuple[int, int]
 """A part of a prompt that one step computes: its first token and the token after its last one."""
+
+
+Run = tuple[int, float, float, float, float]
+"""Decode steps on one straight line: their number, and the seconds of the first, the last, all, and all but the last.
+
+There are several of them in each event, and a plain tuple is the fastest.
+"""
 
 
 class Line(NamedTuple):
@@ -49,10 +55,11 @@ class RankTimes(Protocol):
     def rank_line(self, batch: int, context: int, total: int) -> Line:
         """The seconds of a decode step of a replica that has `batch` of all `total` sequences, over their context."""
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
+    def rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
         """The seconds that a replica's own chunks, and its experts' share of the others', add to its decode step.
 
-        It has `batch` of all `total` sequences. If no replica decodes, the step takes so long alone.
+        All replicas' chunks have `tokens` tokens. It has `batch` of all `total` sequences. If no replica decodes, the
+        step takes so long alone.
         """
 
 
@@ -65,34 +72,38 @@ class ModelTimes:
     def __init__(self, model: SpeedModel, factor: float = 1.0) -> None:
         self._model, self._factor = model, factor
         self._ends = _piece_ends(model)
+        self._starts = self._ends[:-1]
         # Many steps are equal.
         self._lines = lru_cache(_MOST_KEPT)(self._new_line)
         self._prompts = lru_cache(_MOST_KEPT)(self._new_prompts)
         self._rank_prompts = lru_cache(_MOST_KEPT)(self._new_rank_prompts)
 
     def line(self, batch: int, context: int) -> Line:
-        return self._lines(batch, bisect_right(self._ends, context / batch, hi=len(self._ends) - 1))
+        return self._lines(batch, bisect_right(self._starts, context / batch))
 
     def rank_line(self, batch: int, context: int, total: int) -> Line:
-        return self._lines(batch, bisect_right(self._ends, context / batch, hi=len(self._ends) - 1), total)
+        return self._lines(batch, bisect_right(self._starts, context / batch), total)
 
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         return self._prompts((*chunks,), batch)
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
-        return self._rank_prompts((*own,), (*others,), batch, total)
+    def rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
+        return self._rank_prompts((*own,), tokens, batch, total)
 
     def _new_prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         model = self._model
         if batch:
             own = 1 / model.layout.prompt_ranks
-            return self._factor * model.beside([Part(*chunk, own) for chunk in chunks], batch).seconds
+            return self._factor * model.beside([Part(start, end, own) for start, end in chunks], batch).seconds
         share = model.share_of_prompts(len(chunks))
-        return self._factor * model.alone([Part(*chunk, share) for chunk in chunks]).seconds
+        return self._factor * model.alone([Part(start, end, share) for start, end in chunks]).seconds
 
-    def _new_rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
+    def _new_rank_prompts(self, own: Sequence[Chunk], tokens: int, batch: int, total: int) -> float:
         share = 1 / self._model.layout.prompt_ranks
-        parts = [*(Part(*chunk, share) for chunk in own), *(Part(*chunk, 0.0) for chunk in others)]
+        parts = [
+            *(Part(start, end, share) for start, end in own),
+            Part(0, tokens - sum([end - start for start, end in own]), 0.0),
+        ]
         found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
         return self._factor * found.seconds
 
@@ -114,18 +125,21 @@ def _piece_ends(model: SpeedModel) -> list[int]:
 
 def run_seconds(line: Line, batch: int, context: int, steps: int, pace: Pace) -> float:
     """The seconds of `steps` decode steps on one line. The summed context is `context` in the first, and grows."""
-    return steps * line.base + line.slope * (steps * context + batch * pace.summed(steps))
+    base, slope, _ = line
+    return steps * base + slope * (steps * context + batch * pace.summed(steps))
 
 
 def decode_run(line: Line, batch: int, context: int, steps: int, pace: Pace) -> Run:
     """`steps` decode steps on one line. The summed context is `context` in the first."""
-    first = line.base + line.slope * context
-    return Run(
+    base, slope, _ = line
+    first, before = base + slope * context, steps - 1
+    grown, summed = pace.tokens(before), pace.summed(before)
+    return (
         steps,
         first,
-        first + line.slope * batch * pace.tokens(steps - 1),
-        run_seconds(line, batch, context, steps, pace),
-        run_seconds(line, batch, context, steps - 1, pace),
+        first + slope * batch * grown,
+        steps * base + slope * (steps * context + batch * (summed + grown)),
+        before * base + slope * (before * context + batch * summed),
     )
 
 
@@ -135,7 +149,7 @@ def steps_until(line: Line, batch: int, context: int, now: float, until: float, 
     b = line.base + line.slope * context - a
     span = until - now
     guess = (sqrt(b * b + 4 * a * span) - b) / (2 * a) if a > 0 and span > 0 else span / b if b > 0 else most
-    found = min(max(int(guess), 1), most)
+    found = min(max(int(guess) + 1, 1), most)
     while found > 1 and now + run_seconds(line, batch, context, found - 1, pace) >= until:
         found -= 1
     while found < most and now + run_seconds(line, batch, context, found, pace) < until:
