@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -36,6 +36,42 @@ def each(
             return _counted(pool.map(_call, range(len(items))), len(items), progress)
     finally:
         _inherited.pop()
+
+
+# The items of a group, and how many groups for each process wait to be computed.
+_GROUP, _AHEAD = 16, 2
+
+
+def in_groups(function: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
+    """The results of `function` for items that may have no end, in order, computed by `jobs` processes in groups.
+
+    Items and results are sent between processes. What `function` keeps is kept by each process alone.
+    """
+    if jobs < 2 or not hasattr(os, "fork"):
+        yield from map(function, items)
+        return
+    from collections import deque
+    from concurrent.futures import Future, ProcessPoolExecutor
+    from itertools import islice
+    from multiprocessing import get_context
+
+    _inherited.append((lambda group: [*map(function, group)], ()))
+    pool, later = ProcessPoolExecutor(jobs, mp_context=get_context("fork")), iter(items)
+    pending = deque[Future[list[Result]]]()
+    try:
+        while group := [*islice(later, _GROUP)]:
+            pending.append(pool.submit(_call_with, group))
+            if len(pending) > _AHEAD * jobs:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        _inherited.pop()
+
+
+def _call_with(item: Any) -> Any:
+    return _inherited[-1][0](item)
 
 
 def _counted(results: Iterable[Result], of: int, progress: Callable[[int, int], None] | None) -> list[Result]:

@@ -15,7 +15,7 @@ from kvcalc.errors import KvcalcError, RunError, UsageError, nearest
 from kvcalc.output.streams import discard_stdout
 from kvcalc.question.fields import OPTIONS
 from kvcalc.records import NamedTuple
-from kvcalc.units import Number
+from kvcalc.units import Number, parse_count
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -56,16 +56,20 @@ def batch(
             help="Print one bare value per answer: kv_cache.total_bytes. An error is null.",
         ),
     ] = None,
+    jobs: Annotated[
+        str,
+        typer.Option("--jobs", metavar="N", help="Processes that answer. Several answer in groups of lines."),
+    ] = "1",
 ) -> None:
     """Answer one question per line: JSON lines in, JSON lines out.
 
     The answers are in the order of the questions.
     """
-    write = _writer(get)
+    write, number = _writer(get), parse_count(jobs, "--jobs")
     if file != "-":
         try:
             with _opened(file) as stream:
-                failed, first = _answer_all(stream, write)
+                failed, first = _answer_all(stream, write, number)
         except OSError as error:
             if error.filename is None:
                 raise  # an error of stdout, such as a full disk
@@ -75,7 +79,7 @@ def batch(
     else:
         if sys.stdin.isatty():
             print("kvcalc: reading questions from stdin; press Ctrl-D to end", file=sys.stderr)
-        failed, first = _answer_all(sys.stdin.buffer, write)
+        failed, first = _answer_all(sys.stdin.buffer, write, number)
     if failed:
         raise RunError(f"{failed:,} line{'s' if failed > 1 else ''} with an error; the first is {first}")
 
@@ -122,26 +126,34 @@ def _writer(path: Optional[str]) -> Callable[["documents.Batch"], str]:
     return value
 
 
-def _answer_all(stream: BinaryIO, write: Callable[["documents.Batch"], str]) -> tuple[int, str]:
-    """Answer every line of `stream`, and write each answer at once.
+Write = Callable[["documents.Batch"], str]
+"""Turns an answer into one line."""
+
+
+def _answer_all(stream: BinaryIO, write: Write, jobs: int) -> tuple[int, str]:
+    """Answer every line of `stream` with `jobs` processes, and write each answer at once.
 
     Returns the number of lines with an error, and the first error.
 
     If the reader of stdout has closed it (`| head`), the remaining lines are not read: a stream may be endless.
     """
     from kvcalc.cli.json_lines import lines_of
+    from kvcalc.parallel import in_groups
 
     questions = Questions()
     failed, first = 0, ""
-    for line in lines_of(stream):
+
+    def answer(line: Any) -> tuple[str, str]:
         document: Any = questions.answer(line)
-        if "error" in document:
-            failed += 1
-            first = first or f"line {line.number}: {document['error']['message']}"
-        answer = write(document)
+        error = document.get("error")
+        return write(document), "" if error is None else f"line {line.number}: {error['message']}"
+
+    for text, error in in_groups(answer, lines_of(stream), jobs):
+        failed += bool(error)
+        first = first or error
         try:
             # The next answer may take minutes.
-            sys.stdout.write(answer + "\n")
+            sys.stdout.write(text + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
             discard_stdout()

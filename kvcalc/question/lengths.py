@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from math import ceil, exp, log, sqrt
+from math import ceil, erf, exp, log, sqrt
 from random import Random
 
 from kvcalc.errors import UsageError
@@ -116,7 +116,15 @@ def _lognormal(mean: int, spread: float, text: str) -> Distribution:
     def draw(random: Random) -> int:
         return min(max(1, round(exp(random.gauss(middle, sigma)))), longest)
 
-    return Distribution(text, mean, longest, draw)
+    # What is longer than the longest length counts as that.
+    below = _below(_UPPER_END - sigma)
+    cut = mean * below + longest * (1 - _below(_UPPER_END))
+    return Distribution(text, min(cut, mean), longest, draw)
+
+
+def _below(deviations: float) -> float:
+    """The share of a normal distribution below its mean plus so many standard deviations."""
+    return (1 + erf(deviations / sqrt(2))) / 2
 
 
 def _spread(text: str, whole: str, option: str) -> float:

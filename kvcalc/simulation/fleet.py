@@ -50,7 +50,8 @@ def run_load(fleet: Fleet, load: Load, supply: Supply, notes: list[Note], progre
         fleet.run(number, progress)
         supply.check()
         requests = fleet.ended
-        window = window_of(requests, load.settling)
+        lengths = None if supply.cut or supply.refused else load.mean_lengths
+        window = window_of(requests, load.settling, lengths)
         is_known = window.widest <= 1
         if is_known or number >= most or (load.clients is None and not keeps_up(requests)):
             break
@@ -59,7 +60,9 @@ def run_load(fleet: Fleet, load: Load, supply: Supply, notes: list[Note], progre
         text = f"times are not known to 2 %, or their 99th percentile to 10 %, after {number:,} requests"
         notes.append(Note("load", "unsettled", f"{text}: kvcalc simulate --requests {2 * number} follows more"))
     notes += supply.notes()
-    return Outcome(requests, window.first, len(requests), fleet.ranks, is_steady=True, refused=supply.refused)
+    return Outcome(
+        requests, window.first, len(requests), fleet.ranks, is_steady=True, refused=supply.refused, lengths=lengths
+    )
 
 
 def _counted(requests: Sequence[Request], load: Load, fleet: Fleet, supply: Supply) -> Outcome:

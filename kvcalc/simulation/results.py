@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import mul
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.records import NamedTuple
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
 
 # The rows of the timeline.
 _ROWS = 60
+# With fewer requests, what their lengths explain is not known. Two lengths that vary together explain the same.
+_FEWEST, _DISTINCT = 100, 1e-6
 
 
 class Outcome(NamedTuple):
     """The requests that have ended, in the order of time. Times count from the `first` to before the `last` one.
 
-    `is_steady` is whether all clients are there in that time. `refused` requests can never run.
+    `is_steady` is whether all clients are there in that time. `refused` requests can never run. `lengths` are the mean
+    tokens of a prompt and of an answer if they are known and times are those of requests of these lengths on average.
     """
 
     requests: Sequence[Request]
@@ -31,6 +35,7 @@ class Outcome(NamedTuple):
     ranks: Sequence[Replica]
     is_steady: bool
     refused: int = 0
+    lengths: tuple[float, float] | None = None
 
     @property
     def counted(self) -> Sequence[Request]:
@@ -50,14 +55,14 @@ def describe_times(outcome: Outcome) -> list[documents.SimulateTime]:
 
     Times between tokens are those of all requests.
     """
-    gaps, requests, counted = TokenGaps(), outcome.requests, outcome.counted
+    gaps, requests = TokenGaps(), outcome.requests
     for rank in outcome.ranks:
         gaps.merge(rank.gaps)
     spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
     return [
-        *(_row(metric, [*times_of(metric, counted)]) for metric in ("ttft", "tpot")),
+        *(_row(metric, outcome) for metric in ("ttft", "tpot")),
         _time("itl", spent / gaps.tokens if gaps.tokens else None, gaps.percentile, gaps.longest or None),
-        *(_row(metric, [*times_of(metric, counted)]) for metric in ("e2e", "queue")),
+        *(_row(metric, outcome) for metric in ("e2e", "queue")),
     ]
 
 
@@ -101,6 +106,43 @@ def is_good(request: Request, limits: Limits) -> bool:
     )
 
 
+def mean_of(metric: str, outcome: Outcome) -> float:
+    """The mean time. 0 if no request has one."""
+    times = of_mean_lengths(metric, outcome.counted, outcome.lengths)
+    return max(0.0, sum(times) / len(times)) if times else 0.0
+
+
+def of_mean_lengths(
+    metric: str, requests: Sequence[Request], lengths: tuple[float, float] | None
+) -> list[float]:  # fmt: skip
+    """The times of requests, without what the deviation of their own lengths from the mean `lengths` explains.
+
+    Their mean is that of the times, but it is known sooner: the means of the lengths are known, and not only those of
+    the requests that happened to come (control variates: Lavenberg and Welch, "A perspective on the use of control
+    variables", Management Science 27:3, 1981). Without `lengths`, they are the times themselves.
+    """
+    pairs = [(time, request) for request in requests if (time := _TIMES[metric](request)) is not None]
+    times = [time for time, _ in pairs]
+    if lengths is None or len(times) < _FEWEST:
+        return times
+    x, y = [request.prompt_tokens - lengths[0] for _, request in pairs], [
+        request.answer_tokens - lengths[1] for _, request in pairs
+    ]  # fmt: skip
+    xx, yy, xy = _covariance(x, x), _covariance(y, y), _covariance(x, y)
+    xt, yt, of_both = _covariance(x, times), _covariance(y, times), xx * yy - xy * xy
+    if of_both > _DISTINCT * xx * yy:
+        slopes = (xt * yy - yt * xy) / of_both, (yt * xx - xt * xy) / of_both
+    else:
+        slopes = xt / xx if xx else 0.0, 0.0 if xx or not yy else yt / yy
+    return [time - slopes[0] * a - slopes[1] * b for time, a, b in zip(times, x, y)]
+
+
+def _covariance(first: Sequence[float], second: Sequence[float]) -> float:
+    """The summed products of deviations from the means."""
+    products: float = sum(map(mul, first, second))
+    return products - sum(first) * sum(second) / len(first)
+
+
 class Rates(NamedTuple):
     """Requests and output tokens per second."""
 
@@ -115,9 +157,10 @@ def rates_of(outcome: Outcome, load: Load) -> Rates:
     is that of the time from the last answer that does not count to the last one.
     """
     counted, clients = outcome.counted, load.clients
-    tokens = sum(request.answer_tokens for request in counted)
+    tokens = float(sum(request.answer_tokens for request in counted))
     if outcome.is_steady and clients is not None:
-        seconds = (sum(times_of("e2e", counted)) + load.think_seconds * len(counted)) / clients
+        seconds = (mean_of("e2e", outcome) + load.think_seconds) * len(counted) / clients
+        tokens = tokens if outcome.lengths is None else outcome.lengths[1] * len(counted)
     else:
         before = outcome.requests[: outcome.first]
         seconds = _end(counted) - (_end(before) if before else _begin(counted))
@@ -192,11 +235,11 @@ def describe_timeline(replicas: Sequence[Replica]) -> list[documents.SimulateSta
     return found
 
 
-def _row(metric: str, values: list[float]) -> documents.SimulateTime:
-    values = sorted(values)
+def _row(metric: str, outcome: Outcome) -> documents.SimulateTime:
+    values = sorted(times_of(metric, outcome.counted))
     if not values:
         return _time(metric, None, lambda share: None, None)
-    return _time(metric, sum(values) / len(values), lambda share: percentile(values, share), values[-1])
+    return _time(metric, mean_of(metric, outcome), lambda share: percentile(values, share), values[-1])
 
 
 def _time(

@@ -10,7 +10,7 @@ from kvcalc.server.case import Case
 from kvcalc.server.layout import server_context
 from kvcalc.simulation.loads.load import MEANS, Load, requests_of
 from kvcalc.simulation.play import play
-from kvcalc.simulation.results import Limits, describe_results, times_of
+from kvcalc.simulation.results import Limits, describe_results, mean_of
 from kvcalc.throughput.roofline import SpeedModel
 
 
@@ -52,7 +52,7 @@ def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distrib
     started = case.at(server_context(case.question, case.workload.context_tokens), 1)
     _, outcome = play(started, model, requests, load, 1, 1.0, notes, assumes=True)
     results = describe_results(outcome, Limits(), load)
-    ttft, tpot = (_mean([*times_of(metric, outcome.counted)]) for metric in ("ttft", "tpot"))
+    ttft, tpot = (mean_of(metric, outcome) for metric in ("ttft", "tpot"))
     tokens = results["tokens_per_second"]
     decoding = max(1.0, tokens * tpot)
     step = model.decode(decoding, prompt.mean_tokens + answer.mean_tokens / 2).seconds / model.tokens_per_step
@@ -60,7 +60,3 @@ def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distrib
         prompt, answer, clients, max(1.0, results["mean_running_requests"]), tpot or step, ttft, tokens,
         results["requests_per_second"], max(0.0, 1 - step / tpot) if tpot else 0.0,
     )  # fmt: skip
-
-
-def _mean(times: list[float]) -> float:
-    return sum(times) / len(times) if times else 0.0

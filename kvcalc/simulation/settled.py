@@ -14,7 +14,7 @@ from math import inf, sqrt
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Statistic
 from kvcalc.simulation.loads.requests import Request
-from kvcalc.simulation.results import percentile, times_of
+from kvcalc.simulation.results import of_mean_lengths, percentile, times_of
 
 # Half of the width that the interval of a mean and of a percentile may have, as a share of it.
 _MEAN, _PERCENTILE = 0.02, 0.1
@@ -31,17 +31,25 @@ class Window(NamedTuple):
     widest: float
 
 
-def window_of(ended: Sequence[Request], statistics: Sequence[Statistic]) -> Window:
-    """What counts of requests in the order in which they ended. The widest interval is infinite if it is not known."""
-    series = {metric: [*times_of(metric, ended)] for metric in dict.fromkeys(metric for metric, _ in statistics)}
-    first = max((warm_up(times) * len(ended) // len(times) for times in series.values() if times), default=0)
+def window_of(
+    ended: Sequence[Request], statistics: Sequence[Statistic], lengths: tuple[float, float] | None = None
+) -> Window:
+    """What counts of requests in the order in which they ended. The widest interval is infinite if it is not known.
+
+    `lengths` are the means of their lengths, if these are known (`results.of_mean_lengths`).
+    """
+    first = 0
+    for metric in dict.fromkeys(metric for metric, _ in statistics):
+        times = of_mean_lengths(metric, ended, lengths)
+        first = max(first, warm_up(times) * len(ended) // max(len(times), 1))
     # If half of them do not count, the rest may be a part of the warm-up too.
-    widest = inf if 2 * first > len(ended) - 4 * _AVERAGED else 0.0
+    widest, counted = inf if 2 * first > len(ended) - 4 * _AVERAGED else 0.0, ended[first:]
     for metric, at in statistics:
-        times = series[metric][first * len(series[metric]) // len(ended) :]
-        if times:
-            width = width_of_mean(times) / _MEAN if at is None else width_of_percentile(times, at / 100) / _PERCENTILE
-            widest = max(widest, width)
+        if at is None:
+            times = of_mean_lengths(metric, counted, lengths)
+            widest = max(widest, width_of_mean(times) / _MEAN if times else 0.0)
+        elif times := [*times_of(metric, counted)]:
+            widest = max(widest, width_of_percentile(times, at / 100) / _PERCENTILE)
     return Window(first, widest)
 
 

@@ -97,6 +97,13 @@ class Load(NamedTuple):
         return self.think_time or (0.0 if self.sessions is None else self.sessions.think_seconds)
 
     @property
+    def mean_lengths(self) -> tuple[float, float] | None:
+        """The mean tokens of a prompt and of an answer. None if they are not those of any long run of requests."""
+        if self.prompt is None or self.answer is None or self.sessions is not None or self.distinct_prompts is not None:
+            return None
+        return self.prompt.mean_tokens, self.answer.mean_tokens
+
+    @property
     def counts_all(self) -> bool:
         """Whether times count all requests, and not those of the steady state alone."""
         return self.is_benchmark or self.has_run or self.is_cold or self.trace is not None
