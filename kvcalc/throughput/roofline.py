@@ -213,7 +213,7 @@ class SpeedModel:
         work = self._prompt_work(parts)
         if stages > 1:  # each stage computes another part of the prompts at the same time
             work = PromptWork(*(one / stages for one in work))
-        return Step(*map(sub, self._matrices(work, tokens, of_all), self._without_prompts(tokens, of_all)))
+        return Step._make(map(sub, self._matrices(work, tokens, of_all), self._without_prompts(tokens, of_all)))
 
     def alone(self, parts: Sequence[Part]) -> Step:
         """The time of a step that only computes these prompts."""

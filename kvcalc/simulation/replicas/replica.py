@@ -39,10 +39,10 @@ class Replica(Holder):
     are not computed completely. `context` is the summed tokens of all decoding requests in the next step.
     """
 
-    # Python is 1.7 times as slow with the attributes of an object that has more than 30 in its dictionary.
+    # Python is 1.7 times as slow with the attributes of an object that has more than 30.
     __slots__ = (
-        "_ended", "_finishing", "_leaving", "_quiet", "_stalls", "arrivals", "context", "decoding", "finished", "gaps",
-        "in_lock_step", "made_room", "pace", "preemptions", "ranks", "timeline", "times", "waiting",
+        "_ended", "_finishing", "_hides_launch", "_leaving", "_quiet", "_stalls", "arrivals", "context", "decoding",
+        "finished", "gaps", "in_lock_step", "made_room", "pace", "preemptions", "ranks", "timeline", "times", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,7 @@ class Replica(Holder):
         self._quiet = -1, 0  # the changes of the pool, and its steps until which it has blocks, at the last plan
         self._ended: list[Request] = []  # by the prompt alone, in this step
         self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
+        self._hides_launch = VERY_MANY  # the fewest tokens of a prompt known to take as long as the host to launch it
         self.in_lock_step = False  # other DP ranks run steps of the same time
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
@@ -293,9 +294,12 @@ class Replica(Holder):
         context = max(self.context, request.computed)
         line = self.times.line(max(self.decoding, 1), context)
         found = lag.seconds + lag.token_seconds * request.prompt_tokens + lag.steps * (line.base + line.slope * context)
-        if lag.launch_seconds:
-            prompt = request.cached_tokens, request.prompt_tokens
-            found += max(0.0, lag.launch_seconds - self.times.prompts([prompt], 0))
+        cached_tokens, tokens = request.cached_tokens, request.prompt_tokens - request.cached_tokens
+        if lag.launch_seconds and tokens < self._hides_launch:
+            wait = lag.launch_seconds - self.times.prompts([(cached_tokens, request.prompt_tokens)], 0)
+            found += max(0.0, wait)
+            if wait <= 0 and not cached_tokens:
+                self._hides_launch = tokens
         return found
 
     def _preempt(self, request: Request) -> None:
