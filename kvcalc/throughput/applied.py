@@ -36,17 +36,23 @@ class Applied(NamedTuple):
             return low, high
         return self.fit.range(metric, slopes_between(seconds, list(map(seconds_of, self.near))), low, high)
 
-    def narrow(self, document: documents.Throughput, near: Sequence[documents.Throughput]) -> None:
-        """Replace the ranges in a `throughput` document. `near` are the documents of the models in `near`."""
+    def narrow(
+        self, document: documents.Throughput, here: documents.Throughput, near: Sequence[documents.Throughput]
+    ) -> None:
+        """Replace the ranges in a `throughput` document.
+
+        `here` and `near` are the documents in closed form of the same model, and of the models in `near`: runs of a
+        simulation differ more than these.
+        """
         if self.fit is None:
             return
         for part, metric, key, low_key, high_key in RANGED:
-            every: list[Any] = [document, *near]
-            own, *others = every if part is None else [one[part] for one in every]
+            every: list[Any] = [document, here, *near]
+            own, closed, *others = every if part is None else [one[part] for one in every]
             if own is None or own[low_key] is None or own[high_key] is None:
                 continue
             seconds = own[key]
-            slopes = slopes_between(seconds, [other[key] for other in others])
+            slopes = slopes_between(closed[key], [other[key] for other in others])
             low, high = self.fit.range(metric, slopes, own[low_key] / seconds, own[high_key] / seconds)
             own[low_key], own[high_key] = seconds * low, seconds * high
             if part is not None:

@@ -45,7 +45,7 @@ def write(tmp_path: Path) -> Any:
 def test_the_prediction_is_that_of_estimate(kvcalc: Any, file: str, options: tuple[str, ...], model: str) -> None:
     for row in scores(kvcalc, LOGS / file, *options):
         load = [f"--{name}={row[name.replace('-', '_')]}" for name in ("input-tokens", "output-tokens", "concurrency")]
-        serving = kvcalc("estimate", model, *options, *load, "--json").json["throughput"]["serving"]
+        serving = kvcalc("estimate", model, *options, *load, "--benchmark", "--json").json["throughput"]["serving"]
         assert row["predicted_seconds"] == serving[f"{row['metric']}_seconds"]
         assert row["low_seconds"] == serving[f"{row['metric']}_low_seconds"]
         assert row["high_seconds"] == serving[f"{row['metric']}_high_seconds"]

@@ -59,7 +59,7 @@ def test_every_command_has_the_same_times(kvcalc: Any, tmp_path: Any, seed: int)
 @pytest.mark.parametrize("seed", [0, 1, *(at_night(seed) for seed in range(2, 30))])
 def test_a_plan_prints_what_the_estimate_of_its_layout_says(seed: int) -> None:
     draw = Random(seed)
-    lengths = {"input_tokens": draw.randint(100, 3000), "output_tokens": draw.randint(50, 400)}
+    lengths: dict[str, Any] = {"input_tokens": draw.randint(100, 3000), "output_tokens": draw.randint(50, 400)}
     clients = draw.choice((4, 16, 48))
     (row,) = kvcalc.plan(draw.choice(MODELS[:4]), ["h100"], concurrency=clients, **lengths)["plans"]
     if row["replicas"] != 1:
@@ -72,4 +72,4 @@ def test_a_plan_prints_what_the_estimate_of_its_layout_says(seed: int) -> None:
     assert estimate is not None
     assert estimate["serving"] is not None
     for key in ("ttft_seconds", "tpot_seconds", "tokens_per_second"):
-        assert row[key] == pytest.approx(estimate["serving"][key], rel=CLOSE), key  # type: ignore[literal-required]
+        assert row[key] == pytest.approx(estimate["serving"][key], rel=CLOSE), key

@@ -68,7 +68,7 @@ def test_users_who_think_are_those_of_m_m_c_n(users: int, servers: int, think: f
 
 def test_the_rate_of_users_follows_from_what_they_wait_for() -> None:
     found = kvcalc.simulate(MODEL, DEVICE, prompt_tokens=1000, answer_tokens=100, users=200, think_seconds=20.0)
-    whole = next(row["mean_seconds"] for row in found["times"] if row["metric"] == "e2e")
+    whole = next(row["mean_seconds"] or 0.0 for row in found["times"] if row["metric"] == "e2e")
     assert found["results"]["requests_per_second"] == pytest.approx(200 / (20 + whole), rel=0.01)
     assert (found["load"]["arrivals"], found["load"]["users"], found["load"]["think_seconds"]) == ("users", 200, 20.0)
     # Users come one by one, so that nothing waits as the clients of a benchmark do.

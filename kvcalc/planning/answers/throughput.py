@@ -47,11 +47,20 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
     document = describe_speed(case, speed, notes)
     applied = speed.calibration
     if applied is not None:
-        near = [describe_speed(case, speed._replace(model=model), []) for model in applied.near]
-        applied.narrow(document, near)
+        closed = in_closed_form(case)
+        near = [describe_speed(closed, speed._replace(model=model), []) for model in (speed.model, *applied.near)]
+        applied.narrow(document, near[0], near[1:])
         document["calibration"] = applied.document
     hide_wide_ranges(document)
     return document
+
+
+def in_closed_form(case: Case) -> Case:
+    """The case whose load, if it has one, is answered by the closed form."""
+    speed = case.question.speed
+    if speed is None:
+        return case
+    return case._replace(question=case.question._replace(speed=speed._replace(closed_form=True)))
 
 
 def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Throughput:

@@ -135,7 +135,7 @@ def _question(point: Point, given: Given) -> Question:
     settings = dict(given.engine_settings or {})
     if given.kv_dtype is None and engine.partition("@")[0] == point.engine:
         settings = {**point.settings, **settings}
-    asked = SpeedQuestion(calibration=given.calibration)
+    asked = SpeedQuestion(calibration=given.calibration, benchmark=True)
     context = None
     if any(time.metric in _SERVED for time in point.times):
         asked = asked._replace(
