@@ -154,17 +154,15 @@ def rates_of(outcome: Outcome, load: Load) -> Rates:
     """What the servers achieve.
 
     In a steady closed loop, it follows from the times by Little's law, which is more exact than a count. Otherwise it
-    is that of the time from the last answer that does not count to the last one.
+    is that of the whole run.
     """
-    counted, clients = outcome.counted, load.clients
-    tokens = float(sum(request.answer_tokens for request in counted))
+    requests, counted, clients = outcome.requests, outcome.counted, load.clients
     if outcome.is_steady and clients is not None:
-        seconds = (mean_of("e2e", outcome) + load.think_seconds) * len(counted) / clients
-        tokens = tokens if outcome.lengths is None else outcome.lengths[1] * len(counted)
-    else:
-        before = outcome.requests[: outcome.first]
-        seconds = _end(counted) - (_end(before) if before else _begin(counted))
-    return Rates(len(counted) / seconds, tokens / seconds)
+        rate = clients / (mean_of("e2e", outcome) + load.think_seconds)
+        tokens = outcome.lengths and outcome.lengths[1]
+        return Rates(rate, rate * (tokens or sum(request.answer_tokens for request in counted) / len(counted)))
+    seconds = _end(requests) - _begin(requests)
+    return Rates(len(requests) / seconds, sum(request.answer_tokens for request in requests) / seconds)
 
 
 def _begin(requests: Sequence[Request]) -> float:
@@ -181,7 +179,6 @@ def describe_results(outcome: Outcome, limits: Limits, load: Load) -> documents.
     seconds, rates = _end(requests) - _begin(requests), rates_of(outcome, load)
     good = sum(is_good(request, limits) for request in counted) if any(limit is not None for limit in limits) else None
     pools = [rank.pool for rank in ranks]
-    running = sum((request.finish or 0.0) - (request.started or 0.0) for request in counted)
     return {
         "duration_seconds": seconds,
         "requests": len(requests),
@@ -191,10 +188,9 @@ def describe_results(outcome: Outcome, limits: Limits, load: Load) -> documents.
         "keeps_up": load.clients is not None or keeps_up(requests),
         "good_requests": good,
         "goodput_requests_per_second": None if good is None else good / len(counted) * rates.requests,
-        "mean_running_requests": running / len(counted) * rates.requests,
+        "mean_running_requests": sum(rank.timeline.running_seconds for rank in ranks) / seconds,
         "mean_waiting_requests": sum(map(queue_of, counted)) / len(counted) * rates.requests,
-        "busy_share": sum(rank.timeline.busy_seconds for rank in ranks)
-        / sum(rank.now if outcome.is_steady else seconds for rank in ranks),
+        "busy_share": sum(rank.timeline.busy_seconds for rank in ranks) / (seconds * len(ranks)),
         "preemptions": sum(rank.preemptions for rank in ranks),
         "preempted_requests": sum(request.preemptions > 0 for request in requests),
         "cached_tokens": sum(request.found_tokens for request in requests),

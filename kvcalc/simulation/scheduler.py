@@ -138,7 +138,9 @@ def scheduler_of(
     running = max(1, most_at_once(case, found) // replicas)
     checked, lookahead, pool = 1 if drafted is None else 1 + drafted.num_tokens, 0, RunningPool(None)
     if schedule.has_slots:
-        slots = found.running_limit(longest_tokens)
+        # Without slots that are known, a request holds its own length.
+        held = case.question.speed_asked.request_tokens if assumes and schedule is ASSUMED else None
+        slots = found.running_limit(held or longest_tokens)
         running = running if slots is None else max(1, min(running, slots))
     else:
         if drafted is not None:

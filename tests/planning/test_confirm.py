@@ -243,7 +243,7 @@ def test_the_target_that_is_missed_most_is_the_reason(
 
 
 # 200 clients with equal lengths come in groups, and the last group waits for the steps of the others.
-GROUPS: Any = {"input_tokens": 500, "output_tokens": 120, "concurrency": 200, "engine": "tensorrt-llm"}
+GROUPS: Any = {"input_tokens": "fixed:500", "output_tokens": "fixed:120", "concurrency": 200, "engine": "tensorrt-llm"}
 
 
 def test_a_trace_has_one_run_and_what_is_confirmed_is_not_confirmed_again() -> None:
@@ -267,20 +267,25 @@ def test_a_layout_of_the_closed_form_that_a_simulation_finds_too_slow_is_not_tak
     assert best is not None
     assert (best["next_layout"] or "").startswith("tp 1: simulated, TTFT mean is ")
     found: Any = kvcalc.simulate(
-        "qwen3-32b", "h200", prompt_tokens=500, answer_tokens=120, concurrency=200, engine="tensorrt-llm",
-        replicas=best["replicas"], router="random", cold=False,
+        "qwen3-32b", "h200", prompt_tokens="fixed:500", answer_tokens="fixed:120", concurrency=200,
+        engine="tensorrt-llm", replicas=best["replicas"], router="random", cold=False,
     )  # fmt: skip
     assert found["times"][0]["mean_seconds"] <= 1.0
 
 
-def test_without_limits_and_far_from_them_nothing_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: Any) -> None:
-        raise AssertionError("simulated")
+def test_without_limits_and_far_from_them_only_the_printed_times_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[float] = []
+    run = PlannedLoad.run
 
-    monkeypatch.setattr(PlannedLoad, "run", run)
+    def counted(load: Any, question: Any, targets: Any, replicas: Any, requests: Any, factor: float) -> Any:
+        simulated.append(factor)
+        return run(load, question, targets, replicas, requests, factor)
+
+    monkeypatch.setattr(PlannedLoad, "run", counted)
     every: list[dict[str, Any]] = [{}, {"max_ttft_seconds": 60.0}]
     for limits in every:
         assert kvcalc.plan("qwen3-32b", ["h200"], **limits, **GROUPS)["best"] is not None
+    assert simulated == [1.0, 1.0]
 
 
 def test_a_layout_that_has_no_room_for_a_spare_replica_is_left_out() -> None:

@@ -63,18 +63,23 @@ def served(engine: str, concurrency: int | None, *more: str, lengths: tuple[int,
 )
 def test_engines_that_do_not_reserve_the_answer_run_requests_of_mean_length(engine: str, reserves: bool) -> None:
     batch, running, most = served(engine, 200)
-    assert batch == most < 200
-    # A request of full length has 9,216 tokens, and one of mean length 5,120. SGLang keeps 9.8 % of the answers still
-    # to come free, 401 tokens of each request, and most of one request.
-    mean = 5521 if engine == "sglang" else 5120
-    # Long answers hold their places for longer, and some requests wait although the mean of all ages fits.
-    expected = batch if reserves else (batch * 9216 - (engine == "sglang") * 8302) / mean
-    assert running == pytest.approx(expected, rel=0.03)
+    # A slot of llama.cpp has room for the longest request, of 18,706 tokens.
+    assert batch == (27 if engine == "llama.cpp" else most) < 200
+    # A request of mean length has 9,216 tokens at its end, and 5,575 on average: long answers, whose lengths vary by a
+    # third, run for longer. SGLang keeps 9.8 % of the answers still to come free, and most of one request.
+    longer = 8192 * (1 + 1 / 9)
+    expected = batch * 9216 / (1024 + longer / 2)
+    if engine == "sglang":
+        expected = (batch * 9216 - 8302) / (1024 + longer / 2 * 1.098)
+    if reserves:
+        expected = batch * 9216 / (1024 + longer) if engine == "tensorrt-llm" else batch
+    assert running == pytest.approx(expected, rel=0.07)
 
 
 def test_the_mean_is_that_of_prompt_and_half_of_the_answer() -> None:
     batch, running, _ = served("vllm", 200, lengths=(8192, 64))
-    assert batch <= running <= batch + 1
+    # Prompts of 8,192 tokens on average leave the rest of the memory to nobody.
+    assert 0.9 * batch <= running <= batch + 1
 
 
 def test_no_more_run_than_are_asked_for() -> None:
@@ -94,7 +99,9 @@ def test_the_engines_own_limit_counts(engine: str, option: str, concurrency: int
 
 def test_the_devices_default_limit_counts() -> None:
     # vLLM runs at most 1,024 requests on an H100 (get_batch_defaults, arg_utils.py).
-    assert served("vllm", 5000, lengths=(16, 16))[:2] == (1024, 1024)
+    batch, running, _ = served("vllm", 5000, lengths=(16, 16))
+    # A place is taken again a step after its answer has ended.
+    assert (batch, running <= 1024, running > 850) == (1024, True, True)
 
 
 @pytest.mark.parametrize(("engine", "said"), [("vllm", " wait; 50 fit at full length\n"), ("tensorrt-llm", " wait\n")])

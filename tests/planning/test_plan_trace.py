@@ -73,7 +73,9 @@ def test_layouts_are_sized_for_the_busiest_minute_and_tokens_cost_the_mean_rate(
     document: Any = kvcalc.plan(MODEL, ["h100"], trace=bursts, prices={"h100-sxm": 3.0})
     trace, best = document["trace"], document["best"]
     assert document["targets"]["requests_per_second"] == trace["peak_requests_per_second"]
-    assert best["requests_per_second"] >= trace["peak_requests_per_second"] > trace["requests_per_second"]
+    assert trace["peak_requests_per_second"] > trace["requests_per_second"]
+    assert best["utilization"] < 1  # by the rate of the busiest minute
+    assert best["requests_per_second"] == pytest.approx(trace["requests_per_second"], rel=0.1)
     tokens_per_hour = trace["requests_per_second"] * document["lengths"]["output_tokens"] * 3600
     assert best["cost_per_million_output_tokens"] == pytest.approx(best["cost_per_hour"] / tokens_per_hour * 1e6)
     assert len(document["finalists"]) == 1

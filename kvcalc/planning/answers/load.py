@@ -12,6 +12,7 @@ from kvcalc.releases import release_of
 from kvcalc.server.admission import most_at_once, wanted_requests
 from kvcalc.server.budget import budget
 from kvcalc.server.case import Case, make_case
+from kvcalc.server.layout import server_context
 from kvcalc.server.speed import Speed, speed_of
 
 
@@ -41,7 +42,10 @@ def _fitting_requests(case: Case) -> int:
     The result is 1 if not even one request fits, so that the answer shows how much memory one request takes.
     """
     found = budget(case)
-    limit = None if isinstance(found, str) else found.running_limit()
+    tokens = case.workload.context_tokens
+    if case.engine_class.allocates_slots:  # each for the longest request
+        tokens = server_context(case.question, tokens)
+    limit = None if isinstance(found, str) else found.running_limit(tokens)
     speed, asked = speed_of(case, []), case.question.speed
     if isinstance(speed, Speed):
         wanted = wanted_requests(case, most_at_once(case, found))
