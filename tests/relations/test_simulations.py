@@ -71,7 +71,7 @@ def contradictions(load: Load, found: dict[str, Any]) -> Iterator[str]:
     number, seconds = results["requests"], results["duration_seconds"]
     if number + asked["refused_requests"] != load.number:
         yield f"{number} requests and {asked['refused_requests']} refused ones of {load.number}"
-    tokens = load.answer if not load.varies else asked["mean_answer_tokens"]
+    tokens = asked["mean_answer_tokens"]
     if (
         not asked["refused_requests"]
         and abs(results["tokens_per_second"] * seconds - tokens * number) > 1e-6 * tokens * number

