@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from math import inf
 
 from kvcalc.notes import Note
 from kvcalc.simulation.loads.load import Load
@@ -16,6 +17,8 @@ from kvcalc.simulation.settled import window_of
 Progress = Callable[[int, int], None]
 """Called with the number of requests that have ended, and how many are to end."""
 
+# A run that is brief says so if its times are known to less than so many times what is wanted.
+_BRIEFLY = 2.5
 # A run that is too short goes on by at least this share, and at most to this multiple.
 _LEAST, _TIMES = 1.25, 3.0
 
@@ -52,13 +55,14 @@ def run_load(fleet: Fleet, load: Load, supply: Supply, notes: list[Note], progre
         requests = fleet.ended
         lengths = None if supply.cut or supply.refused else load.mean_lengths
         window = window_of(requests, load.settling, lengths)
-        is_known = window.widest <= 1
-        if is_known or number >= most or (load.clients is None and not keeps_up(requests)):
+        if window.widest <= 1 or number >= most or (load.clients is None and not keeps_up(requests)):
             break
         number = min(most, int(number * min(_TIMES, max(_LEAST, window.widest**2))))
-    if not is_known and number >= most:
-        text = f"times are not known to 2 %, or their 99th percentile to 10 %, after {number:,} requests"
-        notes.append(Note("load", "unsettled", f"{text}: kvcalc simulate --requests {2 * number} follows more"))
+    if number >= most and window.widest > (_BRIEFLY if load.is_brief else 1):
+        exact = "" if window.widest == inf else f" to {2 * window.widest:.0f} % of their means"
+        text = f"times are not known better than{exact}" if exact else "times are not known"
+        text = f"{text} after {number:,} requests: kvcalc simulate --requests {2 * number} follows more"
+        notes.append(Note("load", "unsettled", text))
     notes += supply.notes()
     return Outcome(
         requests, window.first, len(requests), fleet.ranks, is_steady=True, refused=supply.refused, lengths=lengths

@@ -103,13 +103,22 @@ def test_the_keys_stand_in_the_documents_order(kvcalc: Any) -> None:
     assert list(json.loads(out)) == list(kvcalc("estimate", "llama-3-8b", "--json").json)
 
 
-def test_an_estimate_counts_as_a_benchmark_does() -> None:
+def test_an_estimate_counts_as_a_benchmark_does_if_it_is_asked_to() -> None:
     load = b'{"model": "llama-3-8b", "gpu": "h100", "input_tokens": 1000, "output_tokens": 100, "concurrency": 4%s}\n'
     lines = load % b"" + load % b', "benchmark": true' + load % b', "benchmark": false'
-    plain, same, other = map(json.loads, spawn("batch", stdin=lines).out.splitlines())
+    plain, counted, same = map(json.loads, spawn("batch", stdin=lines).out.splitlines())
     assert same == plain
-    assert plain["throughput"]["serving"]["ttft_seconds"] > 0
-    assert other["error"]["message"].startswith("benchmark: an estimate counts from the first request")
+    assert counted["throughput"]["serving"]["ttft_seconds"] > plain["throughput"]["serving"]["ttft_seconds"] > 0
+    assert [one["throughput"]["serving"]["is_benchmark"] for one in (plain, counted)] == [False, True]
+
+
+def test_several_processes_give_the_answers_of_one() -> None:
+    load = '{"model": "llama-3-8b", "gpu": "h100", "input_tokens": %d, "output_tokens": 10, "concurrency": 2}\n'
+    lines = "".join(load % tokens for tokens in range(100, 140)).encode() + b"{}\n"
+    one, two = (spawn("batch", "--jobs", jobs, stdin=lines) for jobs in ("1", "2"))
+    assert one.out == two.out
+    assert one.out.count("\n") == 41
+    assert (one.status, one.err) == (two.status, two.err)
 
 
 def test_a_line_without_a_context_is_no_line_with_the_context_of_another() -> None:

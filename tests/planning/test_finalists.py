@@ -20,7 +20,7 @@ LOAD: dict[str, Any] = {"requests_per_second": 40.0, "requests": 400}
 ASK = ("plan", MODEL, "--input-tokens", PROMPT, "--output-tokens", ANSWER)
 
 
-EQUAL = {"input_tokens": f"fixed:{PROMPT}", "output_tokens": f"fixed:{ANSWER}"}
+EQUAL: dict[str, Any] = {"input_tokens": f"fixed:{PROMPT}", "output_tokens": f"fixed:{ANSWER}"}
 
 
 def ask(gpus: tuple[str, ...] = ("h100",), **more: Any) -> Any:
@@ -49,7 +49,7 @@ def simulated(row: Any, replicas: int, factor: float = 1.0, tensor: int | None =
 @pytest.mark.parametrize("confidence", [50, 80])
 def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_does_not(confidence: int) -> None:
     limits: dict[str, Any] = {"max_ttft_seconds": 0.3, "max_tpot_seconds": 0.012}
-    load = {"requests_per_second": 60.0}
+    load: dict[str, Any] = {"requests_per_second": 60.0}
     document = ask(confidence=confidence, ttft_percentile=99, tpot_percentile=90, **limits, **load)
     check(document, "plan")
     best = document["best"]

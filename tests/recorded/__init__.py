@@ -46,7 +46,7 @@ fit.activation_bytes fit.reserve_bytes fit.free_bytes fit.max_context_tokens fit
 fit.max_batch_size
 """
 _SIMULATED = """
-results.duration_seconds results.tokens_per_second results.good_requests results.steady_ttft_seconds
+results.duration_seconds results.tokens_per_second results.good_requests
 results.mean_running_requests results.preemptions results.preempted_requests results.cached_tokens
 results.most_used_blocks times.0.mean_seconds times.0.p99_seconds times.1.mean_seconds times.2.p99_seconds
 times.3.mean_seconds

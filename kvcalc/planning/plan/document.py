@@ -35,6 +35,7 @@ from kvcalc.server.admission import check_serves
 from kvcalc.server.checkpoint import checkpoint_of, drafting_of
 from kvcalc.server.drafting import describe_asked
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+from kvcalc.throughput.power import kwh_per_million
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
@@ -301,9 +302,8 @@ def _row(
         row.update(judge.describe_limits(found))
     energy = found.probe.energy
     if energy is not None:
-        row.update(
-            watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
-        )
+        watts = found.replicas * energy["watts"]
+        row.update(watts=watts, kwh_per_million_output_tokens=kwh_per_million(watts / row["tokens_per_second"]))
     trace = None if judge is None else judge.simulation.trace
     paid = row["tokens_per_second"] / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))

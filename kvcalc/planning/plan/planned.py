@@ -15,7 +15,6 @@ from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import MEANS, Load
 from kvcalc.simulation.loads.recorded import Recording, record
-from kvcalc.traces import read_trace
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -160,6 +159,8 @@ def planned_trace(
     path: str, format: str | None = None, scale_rate: float = 1.0, num_requests: int | None = None
 ) -> PlannedLoad:
     """The requests of the trace at `path` (`traces.read_trace`), or its first `num_requests`. Raises what it raises."""
+    from kvcalc.traces import read_trace
+
     found = record(read_trace(path, format), path, scale_rate, num_requests)
     return PlannedLoad(found.lengths, seed=None, num_requests=len(found.requests), recording=found)
 

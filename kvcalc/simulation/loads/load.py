@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from random import Random
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import BAD_ROWS, Note
@@ -15,7 +16,9 @@ from kvcalc.simulation.loads.arrivals import poisson_times
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.serving import MOST_REQUESTS, default_requests
-from kvcalc.traces import Trace, TraceRequest, rows_text
+
+if TYPE_CHECKING:
+    from kvcalc.traces import TraceRequest
 
 # InferenceX sends 10 requests per client to a server that has just started.
 _FEW_PER_CLIENT = 10
@@ -243,6 +246,8 @@ def answered(
     Rows without an answer are requests that failed, or whose answer is not known. UsageError (exit 2) if there are no
     others, or if the trace has no times.
     """
+    from kvcalc.traces import Trace, rows_text
+
     rows: list[TraceRequest] = []
     without = 0
     for row in trace:

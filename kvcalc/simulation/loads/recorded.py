@@ -10,10 +10,10 @@ from kvcalc.notes import Note
 from kvcalc.question.request_lengths import Lengths, lengths_of_pairs
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import answered
-from kvcalc.traces import TraceRequest
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.traces import TraceRequest
 
 # A plan serves the busiest part of a trace that is this long.
 PEAK_SECONDS = 60.0
