@@ -72,9 +72,9 @@ def run_load(fleet: Fleet, load: Load, supply: Supply, notes: list[Note], progre
 def _counted(requests: Sequence[Request], load: Load, fleet: Fleet, supply: Supply) -> Outcome:
     """What counts of all requests of a load that ends."""
     first, last = 0, len(requests)
-    if not load.counts_all:
-        # Clients have no more requests to send when these have ended.
-        last -= min(load.clients or 0, last // 2)
+    # Clients have no more requests to send when the last of these have ended.
+    is_steady = not load.counts_all and 2 * (load.clients or 0) <= last
+    if is_steady:
+        last -= load.clients or 0
         first = window_of(requests[:last], load.settling).first
-    is_steady = not load.counts_all
     return Outcome(requests, first, last, fleet.ranks, is_steady=is_steady, refused=supply.refused)

@@ -780,7 +780,7 @@ def test_a_server_that_refuses_the_requests_says_so_first(kvcalc: Any) -> None:
     assert found.status == 4
     assert found.out.splitlines()[0].endswith("starts, and refuses requests of 900 + 200 tokens: they need a")
     assert "sustains" not in found.out
-    assert kvcalc(*command, "--input-tokens", "800", "--output-tokens", "200", "--get", "starts").status == 0
+    assert kvcalc(*command, "--input-tokens", "300", "--output-tokens", "100", "--get", "starts").status == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from kvcalc.model.drafting import Speculation
 from tests.test_schema import check
 
 MODEL = "llama-3.1-8b"
-LENGTHS = ("--input-tokens", "1000", "--output-tokens", "200")
+LENGTHS = ("--input-tokens", "fixed:1000", "--output-tokens", "fixed:200")
 ASK = ("simulate", MODEL, "--gpu", "h100", "--requests", "200", *LENGTHS)
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 CSV = "arrival_seconds,prompt_tokens,answer_tokens\n0,1000,100\n2,500,50\n4,2000,10\n"
@@ -48,10 +48,10 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another(kvcalc: An
 def test_lengths_have_the_names_of_other_commands_too(kvcalc: Any, tmp_path: Path) -> None:
     load = ("--requests-per-second", "5", "--json")
     expected = kvcalc(*ASK, *load).json
-    assert kvcalc(*ASK[:-4], "--input-tokens", "1000", "--output-tokens", "200", *load).json == expected
+    assert kvcalc(*ASK[:-4], "--prompt-tokens", "fixed:1000", "--answer-tokens", "fixed:200", *load).json == expected
     question = {"command": "simulate", "model": MODEL, "gpu": "h100", "requests": 200, "requests_per_second": 5}
     path = tmp_path / "question.jsonl"
-    path.write_text(json.dumps({**question, "input_tokens": 1000, "output_tokens": 200}))
+    path.write_text(json.dumps({**question, "input_tokens": "fixed:1000", "output_tokens": "fixed:200"}))
     assert kvcalc("batch", path).json == expected
 
 
@@ -119,7 +119,7 @@ def test_longer_requests_than_the_context_are_refused(kvcalc: Any, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--context", "100"), "no request is as short as the context of 100 tokens: the shortest has 1,200"),
+        (("--context", "100"), "no request is as short as the context of 100 tokens: the shortest has 1,001"),
         (("--max-model-len", "auto"), "remove --context"),
         (("--max-model-len", "2048", "--context", "4096"), "contradict each other"),
     ],
@@ -245,7 +245,7 @@ def test_requests_too_long_for_the_cache_are_refused_and_counted(kvcalc: Any, tm
             "10,000,000",
         ),
         (("simulate", "llama-3-70b", *ASK[2:], "--concurrency", "2"), 4, "llama-3-70b"),
-        ((*ASK[:-4], "--concurrency", "2", "--input-tokens", "900000", "--output-tokens", "5"), 4, "900,005"),
+        ((*ASK[:-4], "--concurrency", "2", "--input-tokens", "fixed:900000", "--output-tokens", "5"), 2, "900,001"),
         (("simulate", "nope", *ASK[2:], "--concurrency", "2"), 3, "nope"),
     ],
 )
@@ -260,7 +260,8 @@ def test_batch_and_python_give_the_same_document(kvcalc: Any, tmp_path: Path) ->
     words = (*ASK, "--concurrency", "8", "--engine", "sglang", "--json")
     expected = kvcalc(*words).json
     questions = tmp_path / "questions.jsonl"
-    asked = {"model": MODEL, "gpu": "h100", "requests": 200, "prompt_tokens": 1000, "answer_tokens": 200}
+    asked = {"model": MODEL, "gpu": "h100", "requests": 200}
+    asked |= {"prompt_tokens": "fixed:1000", "answer_tokens": "fixed:200"}
     question = {"command": "simulate", **asked, "concurrency": 8, "engine": "sglang"}
     drafting = {"speculative": "ngram:2", "acceptance_length": 1.5}
     split = {"model": "deepseek-v3", "gpu": "h200x8", "dp": 8}
@@ -294,7 +295,7 @@ def test_rows_that_cannot_be_read_are_counted_and_the_exit_code_is_1(kvcalc: Any
     for text in (
         "warning: 1 row without an answer skipped\n",
         "warning: 1 row skipped; line 6: arrival_seconds is 'x', not a time\n",
-        "warning: 1 of 4 requests refused: too long for the cache; the longest has 900,000,001 tokens\n",
+        "warning: 1 of 4 requests refused: longer than the context of 131,072 tokens; the longest has 900,000,001 ",
     ):
         assert text in result.err
 
@@ -305,7 +306,7 @@ def test_one_request_is_not_called_requests(kvcalc: Any) -> None:
 
 
 def _in_python(model: str = MODEL, gpu: str = "h100", **more: Any) -> Any:
-    lengths: dict[str, Any] = {"requests": 200, "prompt_tokens": 1000, "answer_tokens": 200}
+    lengths: dict[str, Any] = {"requests": 200, "prompt_tokens": "fixed:1000", "answer_tokens": "fixed:200"}
     return library.simulate(model, gpu, **lengths, concurrency=8, engine="sglang", **more)
 
 

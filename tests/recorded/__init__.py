@@ -31,9 +31,9 @@ MEMORY = {
     "mlx": 90,
 }
 """The engines, and the number of questions about memory that each answers."""
-LOADS = {"vllm": 60, "sglang": 60, "tensorrt-llm": 60, "llama.cpp": 40}
+LOADS = {"vllm": 30, "sglang": 30, "tensorrt-llm": 30, "llama.cpp": 20}
 """The engines that serve requests, and the number of simulations and plans of each."""
-POOLS = {"vllm": 40, "sglang": 40, "tensorrt-llm": 40}
+POOLS = {"vllm": 10, "sglang": 10, "tensorrt-llm": 10}
 """The engines with separate prefill and decode instances, and the number of simulations and plans of these."""
 NUMBERS = {"memory": MEMORY, "loads": LOADS, "pools": POOLS}
 FILES = [(kind, engine) for kind, numbers in NUMBERS.items() for engine in numbers]

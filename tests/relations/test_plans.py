@@ -92,12 +92,9 @@ def test_a_plans_layout_fits_in_an_estimate(kvcalc: Any, pytestconfig: pytest.Co
         assert found.json["fit"]["fits"], words
         served = (found.json["throughput"] or {}).get("serving")
         if served:
-            # A plan leaves out the first request of each client.
-            for figure, of_plan, off in (
-                ("tpot_seconds", "tpot_seconds", 0.02),
-                ("steady_ttft_seconds", "ttft_seconds", 0.05),
-            ):
-                assert served[figure] == pytest.approx(best[of_plan], rel=off), f"{words}: {figure}"
+            # Several replicas get requests at random, and this one has as many clients all the time.
+            for figure, off in (("tpot_seconds", 0.06), ("ttft_seconds", 0.4)):
+                assert served[figure] == pytest.approx(best[figure], rel=off), f"{words}: {figure}"
     assert checked
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.notes import Note
 from kvcalc.planning.answers.simulate import simulate
 from kvcalc.planning.plan.targets import Pools, Simulated, Targets
-from kvcalc.question.lengths import Distribution, lengths_of
+from kvcalc.question.lengths import Distribution, lengths_of, parse_distribution
 from kvcalc.question.question import Question
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
@@ -122,6 +122,10 @@ class PlannedLoad(NamedTuple):
         if are_alone:
             # Requests with the same lengths take the same time if each is alone, unless the first computes a prefix.
             are_alike = self.pairs is None and not has_prefix
+            if are_alike:
+                means = self.lengths.input_tokens, self.lengths.output_tokens
+                prompt, answer = (parse_distribution(f"fixed:{tokens}", "tokens") for tokens in means)
+                load = load._replace(prompt=prompt, answer=answer)
             return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests, has_run=True)
         if targets.concurrency is not None:
             # All clients start together, so a run goes on until what is judged has settled.
