@@ -64,7 +64,8 @@ def test_serving_answers_for_requests_in_flight(kvcalc: Any) -> None:
     assert found["tpot_low_seconds"] < found["tpot_seconds"] < found["tpot_high_seconds"]
     assert found["tokens_per_second_per_device"] == pytest.approx(found["tokens_per_second"] / 4)
     most = throughput(kvcalc, "llama-3-70b", *options)["serving"]
-    assert most["concurrency"] == most["running_requests"] > 32
+    # A place is taken again some steps after its answer has ended.
+    assert most["concurrency"] >= most["running_requests"] > 0.9 * most["concurrency"] > 32
     full = throughput(kvcalc, "llama-3-70b", *options, "--concurrency", "5000")["serving"]
     # With a queue, slightly fewer run on average: not always does a place that is free fit the next request.
     assert full["running_requests"] == pytest.approx(most["running_requests"], rel=0.01)
