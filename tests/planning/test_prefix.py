@@ -133,7 +133,7 @@ def test_what_is_said_of_the_model_is_among_the_warnings(trace: str) -> None:
 
 def test_without_a_known_speed_the_hits_are_counted_all_the_same(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
-    monkeypatch.setattr("kvcalc.planning.answers.throughput.speed_of", lambda *_: "the reason")
+    monkeypatch.setattr("kvcalc.server.speed.speed_of", lambda *_: "the reason")
     found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
     assert (found["prefill"], found["unlimited"]["saved_prefill_seconds"]) == (None, None)
     assert ("throughput", "the reason") in {(warning["part"], warning["text"]) for warning in found["warnings"]}
