@@ -68,7 +68,8 @@ def test_serving_answers_for_requests_in_flight(kvcalc: Any) -> None:
     assert most["concurrency"] >= most["running_requests"] > 0.9 * most["concurrency"] > 32
     full = throughput(kvcalc, "llama-3-70b", *options, "--concurrency", "5000")["serving"]
     # With a queue, slightly fewer run on average: not always does a place that is free fit the next request.
-    assert full["running_requests"] == pytest.approx(most["running_requests"], rel=0.01)
+    # With others waiting, no place stays free, and more run than fit at their full length.
+    assert most["running_requests"] <= full["running_requests"] < 1.25 * most["running_requests"]
     assert full["running_requests"] < full["concurrency"]
     assert full["ttft_seconds"] > 10 * most["ttft_seconds"]
 
