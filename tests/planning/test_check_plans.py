@@ -164,7 +164,7 @@ def test_a_server_refuses_what_its_engine_has_no_room_for() -> None:
 @pytest.mark.parametrize(
     ("lengths", "prompt", "answer"),
     [
-        ({"input_tokens": 2048, "output_tokens": 500}, 4158, 1016),
+        ({"input_tokens": 2048, "output_tokens": 500}, 4156, 1016),
         ({"input_tokens": "lognormal:2048,0.33", "output_tokens": "lognormal:500,0.33"}, 5253, 1283),
         ({"input_tokens": "fixed:2048", "output_tokens": "fixed:500"}, 2048, 500),
     ],
