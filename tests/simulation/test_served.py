@@ -93,12 +93,12 @@ def test_without_a_number_of_clients_as_many_run_as_fit() -> None:
     assert found["concurrency"] == served("vllm", (30_000, 100), None)["concurrency"]
 
 
-def test_an_engine_whose_scheduler_is_not_known_has_no_times() -> None:
+def test_an_engine_whose_scheduler_is_not_known_runs_requests_beside_each_other() -> None:
     asked = kvcalc.SpeedQuestion(input_tokens="fixed:1000", output_tokens="fixed:200", concurrency=4)
     found = kvcalc.estimate(MODEL, devices=kvcalc.find_devices("h100"), engine="transformers", speed=asked)
     assert found["throughput"] is not None
-    assert found["throughput"]["serving"] is None
-    assert "not-simulated" in {note["code"] for note in found["warnings"]}
+    assert found["throughput"]["serving"] is not None
+    assert found["throughput"]["serving"]["running_requests"] == 4
 
 
 def test_all_ways_of_asking_give_the_same_answer(kvcalc: Any, tmp_path: Any) -> None:
