@@ -43,15 +43,14 @@ class Fleet(ABC):
 
 def run_load(fleet: Fleet, load: Load, supply: Supply, notes: list[Note], progress: Progress | None = None) -> Outcome:
     """What happens to the requests of a load, and notes about it. Raises what `Supply.check` raises."""
+    supply.check()
     if supply.number is not None:
         fleet.run(None, progress)
-        supply.check()
         notes += supply.notes()
         return _counted(fleet.ended, load, fleet, supply)
     number, most = load.first_number, load.most_number
     while True:
         fleet.run(number, progress)
-        supply.check()
         requests = fleet.ended
         lengths = None if supply.cut or supply.refused else load.mean_lengths
         window = window_of(requests, load.settling, lengths)

@@ -133,6 +133,22 @@ def test_users_without_a_time_to_think_are_refused(kvcalc: Any) -> None:
     assert (twice.status, "use one" in twice.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"requests_per_second": 5.0}, {"requests_per_second": 5.0, "replicas": 2}, {"concurrency": 5}, {"requests": 3},
+        {"concurrency": 5, "replicas": 2, "router": "least-loaded"},
+        {"concurrency": 5, "prefill_replicas": 1, "transfer": "nvlink"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_load_of_which_no_request_fits_ends(load: dict[str, Any]) -> None:
+    """A load without an end, too: it crashed, or was drawn from forever."""
+    ways: dict[str, Any] = {"requests_per_second": 5.0} if "requests" in load else {}
+    with pytest.raises(UsageError, match="no request is as short as the context of 131,072 tokens"):
+        kvcalc.simulate(MODEL, DEVICE, prompt_tokens="fixed:200000", answer_tokens="fixed:5", **ways, **load)
+
+
 def test_a_request_ends_at_the_context_of_its_server() -> None:
     """As in the engines (finish_reason: length). A prompt that leaves no room for an answer is refused."""
     asked: dict[str, Any] = {"requests_per_second": 2.0, "requests": 60, "context_tokens": 1000}

@@ -9,7 +9,7 @@ from kvcalc.notes import Note
 from kvcalc.simulation.loads.load import Requests
 from kvcalc.simulation.loads.requests import Request
 
-# If so many requests in a row are refused, all are.
+# If so many requests are refused before one is taken, all are.
 _ALL_REFUSED = 1000
 
 Name = Callable[[Request], None]
@@ -51,7 +51,7 @@ class Supply(Iterator[Request]):
         while self.number is None or self.sent < self.number:
             request = next(requests)
             if not self._takes(request):
-                if not self.taken and self.refused == _ALL_REFUSED:
+                if not self.taken and self.refused >= _ALL_REFUSED:
                     break
                 continue
             if self.name is not None:
