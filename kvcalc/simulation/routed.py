@@ -8,13 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush
-from itertools import islice
-from math import inf
 from random import Random
 
 from kvcalc.question.fields import AT_RANDOM, IN_TURN, ROUTERS
-from kvcalc.simulation.coupled import Inbox
 from kvcalc.simulation.fleet import Fleet, Progress
 from kvcalc.simulation.loads.arrivals import Arrivals, Division
 from kvcalc.simulation.loads.load import split_concurrency
@@ -22,10 +18,7 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.loads.supply import Supply
 from kvcalc.simulation.replicas.replica import Replica
 from kvcalc.simulation.replicas.server import Server
-
-_RECOUNT_EVERY = 4096
-# Events at the same time: an answer ends, and then a request arrives.
-_ANSWERED, _ARRIVES = range(2)
+from kvcalc.simulation.together import ANSWERED, ARRIVES, Inbox, Together
 
 
 class Router(ABC):
@@ -161,67 +154,27 @@ def _report(progress: Progress, before: int, of: int, finished: int) -> None:
     progress(before + finished, of)
 
 
-class Routed(Fleet):
+class Routed(Together):
     """Replicas that `make` makes, behind a router that knows all of them."""
 
     def __init__(
         self, supply: Supply, number: int, make: Callable[[Arrivals], Server], router: Router, clients: int | None
     ) -> None:
-        self._supply, self._router, self._is_closed = supply, router, clients is not None
-        self._events: list[tuple[float, int, int, Request]] = []
-        self._places, self._ended = dict[int, int](), list[Request]()
-        first = [*islice(supply, 1 if clients is None else clients)]
-        self.replicas = [make(Inbox(self._events, _ANSWERED)) for _ in range(number)]
-        self._times = [inf] * number
-        for request in first:
-            self._expect(request)
+        super().__init__(supply, clients)
+        self._router, self._places = router, dict[int, int]()
+        self.replicas = [make(Inbox(self._events, ANSWERED)) for _ in range(number)]
+        self._start(self.replicas)
 
     @property
     def ranks(self) -> Sequence[Replica]:
         return [rank for replica in self.replicas for rank in replica.ranks]
 
-    @property
-    def ended(self) -> Sequence[Request]:
-        return self._ended
-
-    def run(self, number: int | None, progress: Progress | None = None) -> None:
-        """Run until so many requests have ended. PoolError if blocks are lost."""
-        events, times, rounds = self._events, self._times, 0
-        while number is None or len(self._ended) < number:
-            first = min(times)
-            if events and events[0][0] <= first:
-                self._handle(*heappop(events))
-            elif first < inf:
-                place = times.index(first)
-                self.replicas[place].advance()
-                times[place] = self.replicas[place].next_event()
-            else:
-                break
-            rounds += 1
-            if rounds % _RECOUNT_EVERY == 0:
-                for replica in self.replicas:
-                    replica.check()
-                if progress is not None:
-                    progress(len(self._ended), number or self._supply.number or 0)
-        for replica in self.replicas:
-            replica.check()
-
-    def _expect(self, request: Request) -> None:
-        heappush(self._events, (request.arrival, _ARRIVES, request.number, request))
-
     def _handle(self, now: float, order: int, number: int, request: Request) -> None:
-        if order == _ARRIVES:
+        if order == ARRIVES:
             place = self._places[number] = self._router.choose(request)
             self._router.unfinished[place] += 1
-            self.replicas[place].arrivals.add(request)
-            self._times[place] = self.replicas[place].next_event()
-            later = None if self._is_closed else next(self._supply, None)
-            if later is not None:
-                self._expect(later)
-            return
-        self._ended.append(request)
-        self._router.unfinished[self._places.pop(number)] -= 1
-        following = request.following(self._supply if self._is_closed else None)
-        if following is not None:
-            following.arrival += now + request.lag
-            self._expect(following)
+            self._give(place, request)
+            self._expect_another()
+        else:
+            self._router.unfinished[self._places.pop(number)] -= 1
+            self._answer(request, request, now)

@@ -264,7 +264,7 @@ def test_a_link_carries_one_cache_at_a_time() -> None:
 
 def test_blocks_are_added_up_and_progress_is_told_while_instances_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every two events: a prompt, its sending, an answer, its arrival at the client. A cache is sent in two seconds."""
-    monkeypatch.setattr("kvcalc.simulation.coupled._RECOUNT_EVERY", 2)
+    monkeypatch.setattr("kvcalc.simulation.together._RECOUNT_EVERY", 2)
     checks: list[int] = []
 
     class Counted(FixedServer):

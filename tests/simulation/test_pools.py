@@ -14,7 +14,7 @@ from kvcalc.planning.answers import simulate_pools as pools
 from kvcalc.planning.answers.simulate_pools import Prefills, simulate_pools
 from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import Question
-from kvcalc.simulation import coupled
+from kvcalc.simulation import together
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.results import Outcome, describe_times, ttft_of
@@ -240,7 +240,7 @@ def test_what_cannot_be_simulated_is_refused(kvcalc: Any, options: tuple[str, ..
 
 def test_progress_is_told_while_requests_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the blocks of all instances are added up as often."""
-    monkeypatch.setattr(coupled, "_RECOUNT_EVERY", 20)
+    monkeypatch.setattr(together, "_RECOUNT_EVERY", 20)
     told: list[tuple[int, int]] = []
     question = Question(kvcalc.load_model("llama-3.1-8b"), engine="vllm", devices=kvcalc.find_devices("h100"))
     load = Load(lengths_of(500, "prompt"), lengths_of(20, "answer"), requests_per_second=20.0, num_requests=100)

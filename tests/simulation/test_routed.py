@@ -11,7 +11,7 @@ import pytest
 
 import kvcalc
 from kvcalc.question.fields import ROUTERS
-from kvcalc.simulation import routed
+from kvcalc.simulation import routed, together
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.mixed import MixedReplica
@@ -102,7 +102,7 @@ def test_a_replica_with_an_answer_that_goes_on_gets_no_other_request() -> None:
 def test_blocks_are_added_up_and_progress_is_told_while_replicas_run(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[int, list[tuple[int, int]]] = {}
     for every in (1, 2):
-        monkeypatch.setattr(routed, "_RECOUNT_EVERY", every)
+        monkeypatch.setattr(together, "_RECOUNT_EVERY", every)
         checked: list[int] = []
 
         class Counted(MixedReplica):
