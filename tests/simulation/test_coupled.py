@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvcalc.simulation import coupled
 from kvcalc.simulation.coupled import Coupled, Link, Sending, check_conservation
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
@@ -183,7 +184,17 @@ class Pool:
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
+def test_many_steps_at_once_give_what_single_steps_give(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[int, tuple[Any, ...]] = {}
+    join = coupled._join
+
+    def joined(prompt: Request, answer: Request) -> None:
+        """What happened on the decode instance, before what happened on the prefill instance is added."""
+        times = answer.arrival, answer.started, answer.first_token, answer.finish, answer.preemptions
+        answers[answer.number] = times
+        join(prompt, answer)
+
+    monkeypatch.setattr(coupled, "_join", joined)
     waited = closed = preempted = 0
     for seed in range(part * 50, part * 50 + 50):
         draw = Random(seed)
@@ -204,12 +215,11 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
         expected = serve_apart(
             (prefill.instances(), decode.instances()), jobs, clients, lambda tokens: link.bytes_of(tokens) / 64, lag  # noqa: B023
         )  # fmt: skip
-        arrivals = {one.request.number: one.end for one in pools.sent}
-        for answer, job in zip(sorted(pools.answers, key=lambda one: one.number), expected):
-            preemptions = answer.preemptions - pools.prompts[answer.number].preemptions
-            times = arrivals[answer.number], answer.first_token, answer.finish, preemptions
-            assert times == (job.arrival, job.first_token, job.finish, job.preemptions), f"case {seed}"
-            waited, preempted = waited + (job.started != job.arrival), preempted + preemptions
+        for number, job in enumerate(expected):
+            assert answers[number] == (job.arrival, job.started, job.first_token, job.finish, job.preemptions), (
+                f"case {seed}"
+            )
+            waited, preempted = waited + (job.started != job.arrival), preempted + job.preemptions
         assert [request.arrival for request in requests] == [job.arrival for job in jobs]
         for server in (*pools.prefills, *pools.decodes):
             for rank in server.ranks:
@@ -263,7 +273,10 @@ def test_a_link_carries_one_cache_at_a_time() -> None:
 
 
 def test_blocks_are_added_up_and_progress_is_told_while_instances_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every two events: a prompt, its sending, an answer, its arrival at the client. A cache is sent in two seconds."""
+    """Every two events: a request, its prompt, its sending, its answer, and that at the client.
+
+    A cache is sent in two seconds.
+    """
     monkeypatch.setattr("kvcalc.simulation.together._RECOUNT_EVERY", 2)
     checks: list[int] = []
 
@@ -282,9 +295,9 @@ def test_blocks_are_added_up_and_progress_is_told_while_instances_run(monkeypatc
     requests = [Request(number, float(number), 100, 1) for number in range(4)]
     pools = Coupled(supply_of(requests), (1, make), (1, make), Link(50, lambda tokens: tokens))
     pools.run(None, lambda *done: told.append(done))
-    # Two prompts, an answer, two prompts and three answers.
-    assert told == [(0, 4), (0, 4), (1, 4), (1, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
-    assert len(checks) == 2 * (8 + 1)  # once more at the end
+    # Each of four requests arrives too, which is an event: three prompts, an answer, a prompt and three answers.
+    assert told == [(0, 4)] * 4 + [(1, 4)] * 3 + [(2, 4), (3, 4), (4, 4)]
+    assert len(checks) == 2 * (10 + 1)  # once more at the end
 
 
 class OneByOne:

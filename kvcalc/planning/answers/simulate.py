@@ -71,21 +71,41 @@ def simulate(
         is_detailed=is_detailed, prefix=prefix,
     )  # fmt: skip
     notes += start_notes(case)
-    results = describe_results(outcome, limits, load)
+    instances = Instances(case, speed, scheduler, number, number * case.layout.num_devices)
+    document = describe_outcome(outcome, instances, load, limits, step_factor)
+    return cast("documents.Simulate", {**document, "warnings": describe_notes(notes)})
+
+
+class Instances(NamedTuple):
+    """The instances that decode: `number` of a case. Those and all others together have `num_devices` devices."""
+
+    case: Case
+    speed: Speed
+    scheduler: Scheduler
+    number: int
+    num_devices: int
+
+
+def describe_outcome(
+    outcome: Outcome, instances: Instances, load: Load, limits: Limits, step_factor: float
+) -> dict[str, Any]:
+    """The document without its notes."""
+    case, results = instances.case, describe_results(outcome, limits, load)
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
-        "hardware": {**describe_hardware(case), "num_devices": number * case.layout.num_devices, "replicas": number},
-        "engine": describe_engine(case, scheduler),
+        "hardware": {
+            **describe_hardware(case), "num_devices": instances.num_devices, "replicas": instances.number
+        },
+        "engine": describe_engine(case, instances.scheduler),
         "load": describe_load(load, outcome),
-        "limits": cast("documents.SimulateLimits", limits._asdict()),
+        "limits": limits._asdict(),
         "results": results,
         "times": describe_times(outcome),
         "timeline": describe_timeline(outcome.ranks),
         "step_factor": step_factor,
-        "step_range": describe_range(speed, results["mean_running_requests"] / number),
-        "warnings": describe_notes(notes),
-    }
+        "step_range": describe_range(instances.speed, results["mean_running_requests"] / instances.number),
+    }  # fmt: skip
 
 
 class Asked(NamedTuple):

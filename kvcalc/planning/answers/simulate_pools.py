@@ -17,11 +17,9 @@ from kvcalc.engines import disaggregation_of
 from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.model.describe import describe_model
 from kvcalc.model.layout import LayoutAsked
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.answers.gpus import describe_hardware
-from kvcalc.planning.answers.simulate import ask_about, describe_engine, describe_load, describe_range
+from kvcalc.planning.answers.simulate import Instances, ask_about, describe_outcome
 from kvcalc.planning.plan.disaggregated.instances import (
     buffer_bytes,
     handover_seconds,
@@ -34,7 +32,6 @@ from kvcalc.planning.plan.disaggregated.platforms import check_joined
 from kvcalc.question.fields import IN_TURN
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
-from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.admission import accept_prompts
 from kvcalc.server.case import Case
 from kvcalc.server.speed import Speed
@@ -48,7 +45,7 @@ from kvcalc.simulation.loads.supply import Supply
 from kvcalc.simulation.play import known_speed, named_in, shared_tokens_of
 from kvcalc.simulation.replicas.rules import Lag
 from kvcalc.simulation.replicas.times import ModelTimes
-from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
+from kvcalc.simulation.results import Limits
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -112,7 +109,8 @@ def simulate_pools(
     alone = question._replace(devices=Devices(devices.gpu, 1))
     # The prefix is found on the prefill instance alone.
     decode = _decode_pool(without_hits(alone), needs, longest, notes)
-    prefill = _prefill_pool(prefills.of(alone, decode.case.layout.tensor_parallel_size), needs, longest)
+    asked = prefills.of(alone, decode.case.layout.tensor_parallel_size)
+    prefill = _prefill_pool(asked, needs, longest)
     check_joined(prefill.case, decode.case)
     needed = prefills.replicas * prefill.case.layout.num_devices + replicas * decode.case.layout.num_devices
     if devices.num_devices not in (1, needed):
@@ -126,7 +124,6 @@ def simulate_pools(
     shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, requests.block_tokens, notes)
     if question.reuse is not None and prefill.prefix is not None:
         notes += [note for note in prefill.case.notes if note not in notes]
-    asked = prefills.of(alone, decode.case.layout.tensor_parallel_size)
     named = named_in(asked, prefill.scheduler, requests, load, prefills.replicas, prefill.prefix, notes)
     if named is not None:
         supply.name, shared_tokens = named
@@ -145,22 +142,11 @@ def simulate_pools(
         for server in (*pools.prefills, *pools.decodes):
             server.keep_sums()
     outcome = run_load(pools, load, supply, notes, progress)
-    results = describe_results(outcome, limits, load)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "model": describe_model(decode.case.spec),
-        "hardware": {**describe_hardware(decode.case), "num_devices": needed, "replicas": replicas},
-        "engine": describe_engine(decode.case, decode.scheduler),
-        "load": describe_load(load, outcome),
-        "limits": cast("documents.SimulateLimits", limits._asdict()),
-        "results": results,
-        "times": describe_times(outcome),
-        "timeline": describe_timeline(outcome.ranks),
-        "step_factor": step_factor,
-        "step_range": describe_range(decode.speed, results["mean_running_requests"] / replicas),
-        "prefill": _describe_prefill(prefills, prefill.case, pools, rate, results["duration_seconds"]),
-        "warnings": describe_notes(notes),
-    }
+    instances = Instances(decode.case, decode.speed, decode.scheduler, replicas, needed)
+    document = describe_outcome(outcome, instances, load, limits, step_factor)
+    seconds = document["results"]["duration_seconds"]
+    described = _describe_prefill(prefills, prefill.case, pools, rate, seconds)
+    return cast("documents.Simulate", {**document, "prefill": described, "warnings": describe_notes(notes)})
 
 
 def _check_stages(needs: Disaggregation, question: Question, prefills: Prefills) -> None:

@@ -21,12 +21,8 @@ from kvcalc.throughput.speed import (
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.planning.closed_form.served import ClosedForm
     from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.served import Served
-
-
-OTHER_TTFTS = ("steady_ttft_seconds", "random_ttft_seconds")
 
 
 def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput | None:
@@ -138,7 +134,7 @@ def _serving_in(
     if alone is not None:
         notes.append(alone)
         return None
-    load: Served | ClosedForm | None
+    load: Served | None
     # Imported here because most questions are about one step and do not need it.
     if case.question.speed.closed_form:
         from kvcalc.planning.closed_form.served import served
@@ -191,14 +187,12 @@ def _describe_energy(
 
 
 def _describe_serving(
-    model: SpeedModel, load: Served | ClosedForm, factors: tuple[float, float], ttft_factors: tuple[float, float],
+    model: SpeedModel, load: Served, factors: tuple[float, float], ttft_factors: tuple[float, float],
     asked: SpeedQuestion,
 ) -> documents.Serving:  # fmt: skip
     low, high = factors
-    # The closed form knows the times of other arrivals, which are no part of a printed document.
-    others: Any = {key: getattr(load, key) for key in OTHER_TTFTS} if asked.closed_form else {}
     return {
-        **others,
+        **cast(Any, load.other_ttfts),  # no part of a printed document
         "input_tokens": round(load.prompt.mean_tokens),
         "output_tokens": round(load.answer.mean_tokens),
         "input_lengths": load.prompt.text,

@@ -1,1 +1,1 @@
-"""How fast requests run: steps, admission, and the closed form of a load."""
+"""The closed form of a load, which searches and fits ask again and again."""

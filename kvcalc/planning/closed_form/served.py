@@ -13,11 +13,12 @@ from typing import Any
 from kvcalc.engines.scheduler import NewTokenRatio, Schedule
 from kvcalc.notes import Note
 from kvcalc.planning.closed_form.running import pool_tokens, running_requests, step_rules
-from kvcalc.question.lengths import Distribution, known_lengths
+from kvcalc.question.lengths import known_lengths
 from kvcalc.records import NamedTuple
 from kvcalc.server.admission import accept_prompts, most_at_once, wanted_requests
 from kvcalc.server.budget import Budget, budget
 from kvcalc.server.case import Case
+from kvcalc.simulation.served import Served
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import serve
 
@@ -28,28 +29,12 @@ _SHORTEST = 0.7
 _FEW = 12
 
 
-class ClosedForm(NamedTuple):
-    """A load, and the answer to it. `running` is the mean number of requests that have memory.
+def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
+    """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows.
 
-    `ttft_seconds` is the mean of a benchmark, which counts the first request of each client. `steady_ttft_seconds` is
-    the mean without them, and `random_ttft_seconds` that of requests that arrive at random.
+    `running` requests have memory. `ttft_seconds` is the mean of a benchmark, which counts the first request of each
+    client; of the others, one is the mean without them, and one that of requests that arrive at random.
     """
-
-    prompt: Distribution
-    answer: Distribution
-    clients: int
-    running: float
-    tpot_seconds: float
-    ttft_seconds: float
-    steady_ttft_seconds: float
-    random_ttft_seconds: float
-    tokens_per_second: float
-    requests_per_second: float
-    prefill_share: float
-
-
-def served(case: Case, model: SpeedModel, notes: list[Note]) -> ClosedForm | None:
-    """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows."""
     question = case.question.speed_asked
     prompt, answer = question.prompt_tokens, question.answer_tokens
     if prompt is None or answer is None:
@@ -81,10 +66,10 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> ClosedForm | Non
     if schedule is None or not schedule.has_slots:
         # Requests wait for steps in slots. Without slots, they do not run before their prompts are computed.
         running = min(running, max(1.0, concurrency - found.queued))
-    return ClosedForm(
+    others = {"steady_ttft_seconds": found.steady_ttft_seconds, "random_ttft_seconds": found.random_ttft_seconds}
+    return Served(
         known_lengths(prompt), known_lengths(answer), concurrency, running, found.tpot_seconds, found.ttft_seconds,
-        found.steady_ttft_seconds, found.random_ttft_seconds, found.tokens_per_second, found.requests_per_second,
-        found.prefill_share,
+        found.tokens_per_second, found.requests_per_second, found.prefill_share, others,
     )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ simulation may find much longer times.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import UsageError
@@ -72,14 +71,8 @@ def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
     from kvcalc.planning.plan.judge import CLOSE, Judge
 
     one, targets = layout, layout.traffic.targets
-    rate, clients = targets.requests_per_second, targets.concurrency
-    if clients is None or clients > _MOST_CLIENTS:
-        # What a router sends at random to one of several replicas arrives at random too.
-        one = layout._replace(replicas=1)
-        targets = targets._replace(
-            requests_per_second=None if rate is None else rate / layout.replicas,
-            concurrency=None if clients is None else ceil(clients / layout.replicas),
-        )
+    if targets.concurrency is None or targets.concurrency > _MOST_CLIENTS:
+        one, targets = layout._replace(replicas=1), targets.of_one(layout.replicas)
     judge = Judge(targets, simulation)
     try:
         found = judge.at(one, one.numbers)

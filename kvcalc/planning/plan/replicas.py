@@ -146,18 +146,11 @@ class OnePool(NamedTuple):
     def with_times(self, simulation: Simulates) -> OnePool:
         """The layout with the times and the rates of its load, simulated with steps as long as they are estimated.
 
-        A few replicas are simulated together. Of many, one has its share: what a router sends at random to one of them
-        arrives at random too.
+        A few replicas are simulated together. Of many, one has its share.
         """
-        targets, number = self.traffic.targets, 1
-        rate, clients = targets.requests_per_second, targets.concurrency
-        if simulation.trace is not None or self.replicas <= _FEW_REPLICAS:
-            number = self.replicas
-        else:
-            targets = targets._replace(
-                requests_per_second=None if rate is None else rate / self.replicas,
-                concurrency=None if clients is None else ceil(clients / self.replicas),
-            )
+        targets, number = self.traffic.targets, self.replicas
+        if simulation.trace is None and number > _FEW_REPLICAS:
+            targets, number = targets.of_one(number), 1
         _, simulated = self._replace(replicas=number).run(simulation, targets, None, 1.0, is_alone=False)
         share = self.replicas / number
         return self._replace(

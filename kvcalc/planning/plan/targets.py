@@ -76,6 +76,14 @@ class Targets(NamedTuple):
             concurrency=None if clients is None else ceil(clients * (1 + headroom)),
         )
 
+    def of_one(self, replicas: int) -> Targets:
+        """The targets of one of so many replicas. What a router sends at random to one of them arrives at random."""
+        rate, clients = self.requests_per_second, self.concurrency
+        return self._replace(
+            requests_per_second=None if rate is None else rate / replicas,
+            concurrency=None if clients is None else ceil(clients / replicas),
+        )
+
     def without_limits(self) -> Targets:
         """The same load without limits."""
         return Targets(self.concurrency, self.requests_per_second)
