@@ -82,6 +82,15 @@ class SpeedQuestion(NamedTuple):
 
         return sum(known_lengths(tokens).longest_tokens for tokens in (self.input_tokens, self.output_tokens))
 
+    @property
+    def longest_prompt(self) -> int | None:
+        """The tokens of the longest prompt."""
+        if self.input_tokens is None:
+            return None
+        from kvcalc.question.lengths import known_lengths
+
+        return known_lengths(self.input_tokens).longest_tokens
+
 
 class CacheReuse(NamedTuple):
     """How a cache is used again.

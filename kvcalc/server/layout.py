@@ -160,16 +160,26 @@ def as_started(question: Question, context_tokens: int) -> Question:
 def server_context(question: Question, context_tokens: int) -> int:
     """The context of the server that is started for the requests of a question, which have `context_tokens` tokens.
 
-    That is the longest request, and at most what the server takes. Without requests, it is `context_tokens`.
+    Without requests, it is `context_tokens`.
     """
-    longest = None if question.speed is None else question.speed.longest_tokens
-    if longest is None or longest <= context_tokens:
+    speed = question.speed
+    if speed is None or speed.longest_tokens is None:
         return context_tokens
-    option = _counted_option(question)
+    return context_for(question, speed.longest_prompt or 1, speed.longest_tokens, context_tokens)
+
+
+def context_for(question: Question, prompt_tokens: int, longest_tokens: int, least_tokens: int = 1) -> int:
+    """The context of a server for requests of up to `longest_tokens` tokens, with prompts of up to `prompt_tokens`.
+
+    The engine may keep some of it free beside them. It is at most the context that its settings give, or else the
+    longest that the server takes, but at least `least_tokens`.
+    """
+    option, prompt = _counted_option(question), min(prompt_tokens, longest_tokens - 1)
+    needed = engine_class(question.engine).needed_context(prompt, longest_tokens - prompt)
     given, (_, limit) = (question.engine_settings or {}).get(option), context_limits(question.engine, question.model)
     if given is not None:
         limit = parse_tokens(given, option)
-    return longest if limit is None else max(context_tokens, min(longest, limit))
+    return needed if limit is None else max(least_tokens, min(needed, limit))
 
 
 def _counted_option(question: Question) -> str:

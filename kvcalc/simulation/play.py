@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvcalc.engines import context_limits
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.notes import Note
 from kvcalc.question.fields import IN_TURN
@@ -85,12 +84,6 @@ def named_in(
     if (distinct := load.distinct_prompts) is None or (load.number is not None and distinct >= load.number):
         return None
     return name_repeated(question, scheduler, requests.longest_prompt, distinct, replicas, notes)
-
-
-def context_of(question: Question, longest_tokens: int) -> int:
-    """The context of a server that is started for requests of up to `longest_tokens`: at most what its model takes."""
-    _, limit = context_limits(question.engine, question.model)
-    return longest_tokens if limit is None else min(longest_tokens, limit)
 
 
 def known_speed(case: Case, notes: list[Note]) -> Speed:

@@ -37,6 +37,7 @@ from kvcalc.planning.plan.traffic import (
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.question.request_lengths import Lengths, drawn_lengths, one_length
 from kvcalc.throughput.hardware import find_gpu
+from tests.conftest import loaded
 
 Range = tuple[float | None, float | None]
 Range3 = tuple[float, float | None, float | None]
@@ -300,7 +301,7 @@ def test_a_server_has_the_context_that_its_engine_needs_up_to_the_limit_of_the_m
     engine: str, limit: int | None, context: int
 ) -> None:
     """SGLang keeps two tokens free beyond a prompt and its answer (`needed_context`)."""
-    question: Any = SimpleNamespace(model=SimpleNamespace(longest_context=limit, name="a"))
+    question = Question(loaded("llama-3.1-8b")._replace(max_position_embeddings=limit))
     traffic = Traffic(question, drawn_lengths("fixed:2000", "fixed:200")[0], Targets(1, None), False)
     assert traffic.context_for(engine) == context
     assert traffic.limit == (1000 if limit == 1000 else None)

@@ -18,7 +18,7 @@ from tests.documents import estimate, texts
     [*((engine, gpu) for engine in ENGINES if engine != "mlx" for gpu in ("l4", "b200")), ("mlx", "m4-max")],
 )
 def test_no_more_run_than_fit(engine: str, gpu: str, pytestconfig: pytest.Config) -> None:
-    question, served = SpeedQuestion(input_tokens=3000, output_tokens=1096), 0
+    question, served = SpeedQuestion(input_tokens="fixed:3000", output_tokens="fixed:1096"), 0
     # A preset has each device with every other engine, or with every fourth if another one is of its type.
     each_type, place = {*one_of_each_type()}, [*ENGINES].index(engine) + (gpu == "l4")
     for number, name in enumerate(asked_presets(pytestconfig)):
@@ -40,14 +40,12 @@ def test_no_more_run_than_fit(engine: str, gpu: str, pytestconfig: pytest.Config
         running = throughput["serving"]["running_requests"]
         fitting = answer["workload"]["batch_size"]
         assert throughput["serving"]["concurrency"] >= fitting >= 1, name
-        # Prompts that find no room in a step wait, and do not run.
-        assert running >= (fitting if engine in ("sglang", "llama.cpp") else 0.7 * fitting), name
+        # Those that start together end together, and then come in one by one.
+        assert running >= 0.5 * fitting, name
         assert answer["fit"]["fits"], name
         # Memory does not limit a model without a cache, but the engine still runs a limited number of sequences.
         assert most is None or fitting <= most, name
-        if engine not in ("vllm", "sglang", "tensorrt-llm"):
-            assert running == fitting, name
-        if engine == "tensorrt-llm":
+        if engine not in ("vllm", "sglang"):  # which start requests before there is room for their whole answers
             assert running <= fitting, name
         served += 1
     assert served > 20
@@ -64,7 +62,7 @@ def test_running_requests_are_the_engines_own_count() -> None:
         speed=SpeedQuestion(input_tokens=65_536, output_tokens=1024),
     )
     fitting = answer["fit"]["max_batch_size"]
-    assert answer["throughput"]["serving"]["running_requests"] == fitting < 10
+    assert fitting - 1 <= answer["throughput"]["serving"]["running_requests"] <= fitting < 10
 
 
 def test_what_else_grows_with_the_batch_is_counted() -> None:
@@ -75,7 +73,8 @@ def test_what_else_grows_with_the_batch_is_counted() -> None:
         devices=find_devices("h100"),
         speed=SpeedQuestion(input_tokens=2000, output_tokens=48),
     )
-    assert answer["throughput"]["serving"]["running_requests"] == answer["fit"]["max_batch_size"]
+    fitting = answer["fit"]["max_batch_size"]
+    assert 0.9 * fitting <= answer["throughput"]["serving"]["running_requests"] <= fitting
 
 
 def test_fewer_requests_than_fit_all_run() -> None:

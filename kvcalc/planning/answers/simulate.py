@@ -13,7 +13,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.admission import check_serves
 from kvcalc.server.case import Case
-from kvcalc.server.layout import count_replicas
+from kvcalc.server.layout import context_for, count_replicas
 from kvcalc.server.resolve import with_engine
 from kvcalc.server.speed import Speed
 from kvcalc.simulation.common_prefix import (
@@ -22,7 +22,7 @@ from kvcalc.simulation.common_prefix import (
 )
 from kvcalc.simulation.fleet import Progress
 from kvcalc.simulation.loads.load import Load, Requests, check_load, requests_of
-from kvcalc.simulation.play import context_of, known_speed, play
+from kvcalc.simulation.play import known_speed, play
 from kvcalc.simulation.results import Limits, Outcome, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.scheduler import Scheduler, start_notes
 from kvcalc.throughput.hardware import Devices
@@ -141,7 +141,7 @@ def ask_about(question: Question, load: Load) -> Asked:
     notes: list[Note] = []
     requests = requests_of(load, speed.prefix_hit_rate, notes)
     devices, question = question.devices, with_engine(question)
-    longest = question.context_tokens or context_of(question, requests.longest_tokens)
+    longest = question.context_tokens or context_for(question, requests.longest_prompt, requests.longest_tokens)
     return Asked(question._replace(context_tokens=longest, batch_size=1, speed=speed), devices, requests, notes)
 
 

@@ -26,6 +26,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.server.budget import Budget, budget, free_range
 from kvcalc.server.capacity import holds
 from kvcalc.server.case import Case, make_case
+from kvcalc.server.layout import context_for
 from kvcalc.server.speed import speed_of
 from kvcalc.server.weights import TOWER_NOT_COUNTED
 from kvcalc.throughput.hardware import Devices, Gpu
@@ -223,10 +224,11 @@ class Traffic(NamedTuple):
 
         It is not more than the model's limit, unless the request is.
         """
-        longest, limit = self.lengths.longest_tokens, self.question.model.longest_context
-        prompt = min(self.lengths.longest_prompt, longest - 1)
-        needed = engine_class(engine).needed_context(prompt, longest - prompt)
-        return needed if limit is None else max(longest, min(needed, limit))
+        question = self.question._replace(
+            engine=engine, engine_settings=settings_of(engine, self.question.engine_settings or {})
+        )
+        longest = self.lengths.longest_tokens
+        return context_for(question, self.lengths.longest_prompt, longest, longest)
 
     @property
     def beyond_limit(self) -> str:

@@ -38,7 +38,8 @@ class Requests(NamedTuple):
     """The requests of a load, in the order of their arrival. There is no end of them if `number` is None.
 
     `longest_tokens` are those of the longest request, `longest_prompt` and `shortest_prompt` of prompts, and
-    `block_tokens` those of a block that a trace names.
+    `block_tokens` those of a block that a trace names. `varies_around` are the mean tokens of a request if kvcalc lets
+    the lengths vary.
     """
 
     requests: Iterator[Request]
@@ -47,6 +48,7 @@ class Requests(NamedTuple):
     shortest_prompt: int
     number: int | None = None
     block_tokens: int | None = None
+    varies_around: int | None = None
 
 
 class Load(NamedTuple):
@@ -212,7 +214,11 @@ def requests_of(load: Load, prefix_hit_rate: float, notes: list[Note]) -> Reques
     else:
         requests = _drawn(load, prompt, answer, prefix_hit_rate)
     longest += more
-    return Requests(requests, longest + answer.longest_tokens, longest, prompt.shortest_tokens, number)
+    is_plain = prompt.text.isdecimal() and load.sessions is None and load.distinct_prompts is None
+    varies_around = round(prompt.mean_tokens + answer.mean_tokens) if is_plain else None
+    return Requests(
+        requests, longest + answer.longest_tokens, longest, prompt.shortest_tokens, number, None, varies_around
+    )
 
 
 def _traced(load: Load, trace: Iterable[TraceRequest], prefix_hit_rate: float, notes: list[Note]) -> Requests:

@@ -45,6 +45,11 @@ class Request:
         self.last_token: float | None = None
         self.finish: float | None = None
 
+    def cut_prompt(self, tokens: int) -> None:
+        """Cut the prompt to `tokens` tokens before the request is sent."""
+        self.prompt_tokens = self.target = tokens
+        self.cached_tokens = self.given_tokens = min(self.cached_tokens, tokens - 1)
+
     @property
     def total_tokens(self) -> int:
         """The prompt and the whole answer."""

@@ -20,7 +20,8 @@ class Supply(Iterator[Request]):
     """The requests that a server takes, one after the other, and how many it has `cut` or refused.
 
     An answer ends at `most_tokens` tokens of the request, as a server's does (`finish_reason: length`). A prompt that
-    leaves no room for an answer is refused, and so is a request that `fits` says never runs. `name` is called with each
+    leaves no room for an answer is refused, and so is a request that `fits` says never runs. Where kvcalc lets lengths
+    vary around a mean that has room, such a prompt is cut to leave room for its answer. `name` is called with each
     request that is taken.
     """
 
@@ -28,7 +29,7 @@ class Supply(Iterator[Request]):
         self, requests: Requests, most_tokens: int, fits: Callable[[Request], bool], name: Name | None = None
     ) -> None:
         self.number, self._requests, self._most, self._fits = requests.number, requests.requests, most_tokens, fits
-        self.name = name
+        self.name, self._cuts_prompts = name, (requests.varies_around or most_tokens + 1) <= most_tokens
         self.taken: list[Request] = []
         self.cut = self.too_long = self.too_large = 0
         self.longest_tokens, self._shortest = 0, 2**62
@@ -65,10 +66,12 @@ class Supply(Iterator[Request]):
     def _takes(self, request: Request) -> bool:
         self.longest_tokens = max(self.longest_tokens, request.total_tokens)
         self._shortest = min(self._shortest, request.prompt_tokens + 1)
-        if request.prompt_tokens >= self._most:
-            self.too_long += 1
-            return False
         is_cut = request.total_tokens > self._most
+        if request.prompt_tokens >= self._most:
+            if not self._cuts_prompts:
+                self.too_long += 1
+                return False
+            request.cut_prompt(max(1, self._most - request.answer_tokens))
         if is_cut:
             request.answer_tokens = self._most - request.prompt_tokens
         if not self._fits(request):
