@@ -10,7 +10,7 @@ from kvcalc.question.lengths import Distribution, lengths_of
 from kvcalc.records import NamedTuple
 from kvcalc.server.case import Case
 from kvcalc.server.layout import server_context
-from kvcalc.simulation.loads.load import MEANS, Load, requests_of
+from kvcalc.simulation.loads.load import MEANS, Load, check_load, requests_of
 from kvcalc.simulation.play import play
 from kvcalc.simulation.results import Limits, describe_results, mean_of
 from kvcalc.throughput.roofline import SpeedModel
@@ -52,6 +52,7 @@ def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distrib
     asked = case.question.speed_asked
     clients = asked.concurrency or max(1, case.workload.batch_size)
     load = Load(prompt, answer, concurrency=clients, is_benchmark=asked.benchmark, settling=MEANS, is_brief=True)
+    check_load(load)
     requests = requests_of(load, asked.prefix_hit_rate, notes)
     started = case.at(server_context(case.question, case.workload.context_tokens), 1)
     _, outcome = play(started, model, requests, load, 1, 1.0, notes, assumes=True)

@@ -13,8 +13,11 @@ from kvcalc.engines import SERVERS, command_key, start_command
 from kvcalc.engines.command import LISTENING, REPLICA, host_of
 from kvcalc.errors import KvcalcError
 from kvcalc.notes import Note
+from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.plan.replicas import shapes_of
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, probe, seconds_text
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, probe, seconds_text, serving_question
+from kvcalc.question.question import Question
+from kvcalc.records import NamedTuple
 from kvcalc.throughput.speed import WIDEST_RANGE
 from kvcalc.writing import shell
 
@@ -41,12 +44,40 @@ def front(traffic: Traffic, kinds: Sequence[Platform], split: SplitPlan | None =
         from kvcalc.planning.plan.disaggregated.rows import split_points
 
         for point in points:
-            point["layout"] = None
-        points += split_points(split, kinds)
-    points.sort(key=lambda point: (-point["tokens_per_second_per_user"], _burden(point, priced)))
-    found: list[documents.ParetoPoint] = []
-    for point in points:
-        if not found or _burden(point, priced) < _burden(found[-1], priced):
+            point.document["layout"] = None
+        points += [_Point(document) for document in split_points(split, kinds)]
+    # The closed form chooses the points, which are printed with the times of their estimates.
+    return [point.document for point in _best([point.estimated() for point in _best(points, priced)], priced)]
+
+
+class _Point(NamedTuple):
+    """A point, and the question about its replica on devices of a `kind`. Separate instances have none."""
+
+    document: documents.ParetoPoint
+    question: Question | None = None
+    kind: Platform | None = None
+
+    def estimated(self) -> _Point:
+        """The point with the times of the estimate."""
+        if self.question is None or self.kind is None:
+            return self
+        speed = self.question.speed_asked._replace(closed_form=False)
+        throughput = answer(self.question._replace(speed=speed)).document["throughput"]
+        serving = throughput and throughput["serving"]
+        if not serving:
+            return self
+        figures = _figures(serving, self.kind, self.document["num_devices"])
+        return self._replace(document=cast("documents.ParetoPoint", {**self.document, **figures}))
+
+
+def _best(points: list[_Point], priced: bool) -> list[_Point]:
+    """The points than which no other is both faster for one user and less of a burden, the fastest first."""
+    found: list[_Point] = []
+    for point in sorted(
+        points,
+        key=lambda point: (-point.document["tokens_per_second_per_user"], _burden(point.document, priced)),
+    ):
+        if not found or _burden(point.document, priced) < _burden(found[-1].document, priced):
             found.append(point)
     return found
 
@@ -56,7 +87,7 @@ def _burden(point: documents.ParetoPoint, priced: bool) -> float:
     return cast(Any, point)["cost_per_million_output_tokens"] if priced else -point["tokens_per_second_per_device"]
 
 
-def _points(traffic: Traffic, kind: Platform) -> Iterator[documents.ParetoPoint]:
+def _points(traffic: Traffic, kind: Platform) -> Iterator[_Point]:
     for shape in shapes_of(traffic, kind):
         running = 1
         while running <= MOST_RUNNING:
@@ -67,21 +98,28 @@ def _points(traffic: Traffic, kind: Platform) -> Iterator[documents.ParetoPoint]
             # More requests are neither smaller nor faster.
             if one.trouble is not None:
                 break
-            serving = one.serving
-            each = serving["tokens_per_second"] / shape.num_devices
-            yield {
+            document: Any = {
                 "gpu": kind.gpu.name,
                 "engine": kind.engine,
-                **shape.describe_all(),  # type: ignore[typeddict-item]  # layout is a key with pools alone
+                **shape.describe_all(),
                 "num_devices": shape.num_devices,
                 "requests_per_replica": running,
-                "ttft_seconds": serving["ttft_seconds"],
-                "tpot_seconds": serving["tpot_seconds"],
-                "tokens_per_second_per_user": 1 / serving["tpot_seconds"],
-                "tokens_per_second_per_device": each,
-                "cost_per_million_output_tokens": None if kind.price is None else kind.price / (each * 3600 / 1e6),
+                **_figures(one.serving, kind, shape.num_devices),
             }
+            yield _Point(document, serving_question(traffic, kind, shape, running), kind)
             running *= 2
+
+
+def _figures(serving: documents.Serving, kind: Platform, num_devices: int) -> dict[str, float | None]:
+    """The times, the rates and the cost of one replica."""
+    each = serving["tokens_per_second"] / num_devices
+    return {
+        "ttft_seconds": serving["ttft_seconds"],
+        "tpot_seconds": serving["tpot_seconds"],
+        "tokens_per_second_per_user": 1 / serving["tpot_seconds"],
+        "tokens_per_second_per_device": each,
+        "cost_per_million_output_tokens": None if kind.price is None else kind.price / (each * 3600 / 1e6),
+    }
 
 
 # The times that a cheaper row may give up, by name.

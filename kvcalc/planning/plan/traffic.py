@@ -257,6 +257,15 @@ def replica_of(traffic: Traffic, kind: Platform, shape: Layout, replicas: int = 
     )  # fmt: skip
 
 
+def serving_question(traffic: Traffic, kind: Platform, shape: Layout, running: int) -> Question:
+    """The question about one replica of a shape with `running` clients, by the closed form."""
+    replica, lengths = replica_of(traffic, kind, shape), traffic.lengths
+    speed = replica.speed_asked._replace(
+        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running, closed_form=True
+    )
+    return replica._replace(speed=speed)
+
+
 def kept_tokens(case: Case, held_tokens: int, context_tokens: int) -> int:
     """The tokens for which a running request has memory: those that it holds, or the whole context of a slot."""
     schedule = case.engine.schedule()
@@ -268,17 +277,13 @@ def probe(traffic: Traffic, kind: Platform, shape: Layout, running: int, is_brie
 
     One that `is_brief` has only what a search needs of the answers (`brief_answer`).
     """
-    lengths, replica = traffic.lengths, replica_of(traffic, kind, shape)
+    lengths = traffic.lengths
     total = lengths.input_tokens + lengths.output_tokens
-    served = replica.speed_asked._replace(
-        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running,
-        closed_form=True,
-    )  # fmt: skip
 
     def answer_of(case: Case, needs_speed: bool) -> Answer:
         return (brief_answer(case, needs_speed) if is_brief else None) or answer_case(case)
 
-    case = make_case(replica._replace(speed=served))
+    case = make_case(serving_question(traffic, kind, shape, running))
     if case.engine.placement is not None:
         from kvcalc.server.offload import place_layers
 

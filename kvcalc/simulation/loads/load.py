@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _FEW_PER_CLIENT = 10
 # The requests before the first look at the times of a load: at a rate, and of clients in all and each.
 _FIRST, _FIRST_OF_CLIENTS, _FIRST_PER_CLIENT = 1000, 400, 6
+# The most clients that are followed: a million of their requests.
+_MOST_CLIENTS = 100_000
 # The most requests of a load whose times do not become known: in all, and of each client.
 _MOST, _MOST_PER_CLIENT = 16_000, 30
 _BRIEF, _BRIEF_PER_CLIENT = 2000, 15
@@ -176,6 +178,9 @@ def check_load(load: Load) -> None:
         raise UsageError(f"{' or '.join(ways)} is missing", "for example --requests-per-second 5")
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} cannot be combined", "use one")
+    if (load.clients or 0) > _MOST_CLIENTS:
+        option = "--concurrency" if load.users is None else "--users"
+        raise UsageError(f"{option} {load.clients:,}: too many to simulate", f"at most {_MOST_CLIENTS:,}")
     if load.users is not None and not load.think_seconds:
         raise UsageError("--users needs the time between messages", "for example --think-time 30s")
     if load.think_time and load.sessions is not None and load.sessions.think_seconds:
