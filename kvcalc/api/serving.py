@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
     from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.question.question import CacheReuse, ImagesAsked
-    from kvcalc.question.request_lengths import Lengths
     from kvcalc.throughput.hardware import Devices, Gpu
 
 
@@ -91,7 +90,7 @@ def plan(
     Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with either `concurrency` or
     `requests_per_second`. Or give `trace`, the path of a file with the times and lengths of its requests. With a
     `confidence` of 80, times are judged at the upper end of their range, with 50 at the estimate. A time limits
-    the mean, or the percentile that is given for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`,
+    the mean, or the percentile that is given for it: 50, 90, 95 or 99. The load is simulated, with `burstiness`,
     `requests`, `seed` and `router` as in `simulate`. The load is larger by the share `headroom`, and each layout has
     `spare_replicas` more than it needs. `simulate` is the number of layouts of each kind of device to simulate.
 
@@ -103,6 +102,7 @@ def plan(
     """
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import plan as ask
+    from kvcalc.planning.plan.planned import PlannedLoad, planned_trace
     from kvcalc.planning.plan.targets import Targets, check_percentiles
     from kvcalc.question.request_lengths import drawn_lengths, one_length
     from kvcalc.throughput.hardware import find_gpu
@@ -117,8 +117,6 @@ def plan(
     simulation: PlannedLoad | None = None
     pairs: list[tuple[int, int]] | None = None
     if trace is not None:
-        from kvcalc.planning.plan.planned import planned_trace
-
         simulation = planned_trace(trace, trace_format, scale_rate, requests)
         lengths, targets = simulation.lengths, simulation.rated(targets)
     elif input_tokens is None or output_tokens is None:
@@ -127,35 +125,16 @@ def plan(
         lengths = one_length(input_tokens, output_tokens)
     else:
         lengths, pairs = drawn_lengths(input_tokens, output_tokens)
-    if trace is None and (targets.highest_percentile is not None or simulate is not None):
-        simulation = _at_random(lengths, pairs, burstiness, seed, requests)
-    _check_simulated(simulation is not None, burstiness, requests, seed)
-    if simulation is not None:
-        simulation = simulation._replace(router=router)
+    simulation = simulation or PlannedLoad(lengths, pairs, burstiness, seed, requests)
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
     speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate, confidence=confidence)
     return ask(
         asked({**locals(), "engine": "auto"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
-        simulation=simulation, num_simulated=simulate, headroom=headroom, spare_replicas=spare_replicas,
-        confirm=lambda: _at_random(lengths, pairs, burstiness, seed)._replace(router=router),
+        simulation=simulation._replace(router=router), num_simulated=simulate, headroom=headroom,
+        spare_replicas=spare_replicas,
     )  # fmt: skip
-
-
-def _at_random(
-    lengths: Lengths, pairs: Sequence[tuple[int, int]] | None, burstiness: float, seed: int, requests: int | None = None
-) -> PlannedLoad:
-    from kvcalc.planning.plan.planned import PlannedLoad
-
-    return PlannedLoad(lengths, pairs, burstiness, seed, requests)
-
-
-def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None, seed: int) -> None:
-    """Raise UsageError (exit 2) for an argument of the simulation if nothing is simulated."""
-    for name, is_given in {"burstiness": burstiness != 1, "requests": requests is not None, "seed": seed != 0}.items():
-        if is_given and not is_simulated:
-            raise UsageError(f"{name}: nothing is simulated", "add a percentile, ttft_percentile=99, or simulate=1")
 
 
 @takes(

@@ -1,7 +1,7 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
@@ -60,14 +60,13 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     from kvcalc.planning.plan.document import plan as ask
 
     simulated = value_of(given, "simulate")
-    simulation: Optional[PlannedLoad]
     if given["trace"] is not None:
         simulation, targets = _load_of_trace(given, _targets_of(given))
         lengths, pairs = simulation.lengths, None
     else:
         (lengths, pairs), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
-        simulation = _simulation_of(given, pairs, lengths, targets, is_asked=simulated is not None)
+        simulation = _load_of(given, pairs, lengths)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
@@ -90,11 +89,10 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         with_front=given["pareto"],
         strict=given["strict"],
         all_layouts=given["all_layouts"],
-        simulation=None if simulation is None else simulation._replace(progress=progress),
+        simulation=simulation._replace(progress=progress),
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),
-        confirm=cache(partial(_load_of, given, pairs, lengths)),
     )
 
 
@@ -107,8 +105,6 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     from kvcalc.planning.answers.estimate import answer as answer_of
     from kvcalc.planning.check.servers import servers_of_words
     from kvcalc.planning.plan.load_curve import curve_of_server, question_of_command
-    from kvcalc.planning.plan.planned import PlannedLoad
-    from kvcalc.planning.plan.targets import Targets
     from kvcalc.planning.plan.traffic import kept_tokens
     from kvcalc.server.case import make_case
     from kvcalc.server.layout import Devices, find_gpu
@@ -117,12 +113,12 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     best = document["best"]
     if best is None or best.get("disaggregated") is not None:
         return {}
-    targets: Targets = _targets_of(given)
+    targets = _targets_of(given)
     if given["trace"] is not None:
         load, targets = _load_of_trace(given, targets)
     else:
         lengths, pairs = _lengths_of(given)
-        load = _simulation_of(given, pairs, lengths, targets, is_asked=True) or PlannedLoad(lengths)
+        load = _load_of(given, pairs, lengths)
     row = next((one for one in document["commands"] if one["engine"] == best["engine"]), None)
     try:
         asked = question_of(given, own="gpu num-gpus concurrency input-tokens output-tokens transfer-bandwidth engine")
@@ -197,27 +193,6 @@ def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[_Pairs]]":
     return one_length(prompt, answer), None
 
 
-def _simulation_of(
-    given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Lengths", targets: "Targets", is_asked: bool
-) -> "Optional[PlannedLoad]":
-    """The requests to simulate if a target has a percentile or --simulate is given, else None.
-
-    UsageError (exit 2) for an option of the simulation without one.
-    """
-    burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
-    router = value_of(given, "router")
-    if targets.highest_percentile is None and not is_asked:
-        options = {"--burstiness": burstiness != 1, "--requests": number is not None, "--seed": seed != 0}
-        options["--router"] = router != "random"
-        unused = next((option for option, is_given in options.items() if is_given), None)
-        if unused is not None:
-            raise UsageError(f"{unused}: nothing is simulated", "add a percentile, --max-ttft 1s@p99, or --simulate 1")
-        return None
-    if burstiness != 1 and targets.requests_per_second is None:
-        raise UsageError("--burstiness needs --requests-per-second")
-    return _load_of(given, pairs, lengths)
-
-
 def _load_of(given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Lengths") -> "PlannedLoad":
     from kvcalc.planning.plan.planned import PlannedLoad
 
@@ -257,6 +232,8 @@ def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:
     for name in ("trace_format", "scale_rate"):
         if given[name] != OF_FIELDS[name].default:
             raise UsageError(f"--{name.replace('_', '-')} needs --trace", "another rate: --requests-per-second")
+    if value_of(given, "burstiness") != 1 and targets.requests_per_second is None:
+        raise UsageError("--burstiness needs --requests-per-second")
     if (targets.concurrency is None) == (targets.requests_per_second is None):
         both = "are both given" if targets.concurrency is not None else ": one of them is needed"
         raise UsageError(

@@ -153,12 +153,16 @@ class Rates(NamedTuple):
 def rates_of(outcome: Outcome, load: Load) -> Rates:
     """What the servers achieve.
 
-    In a steady closed loop, it follows from the times by Little's law, which is more exact than a count. Otherwise it
-    is that of the whole run.
+    In a steady closed loop, it follows from the times by Little's law, which is more exact than a count. At a rate with
+    which they keep up until the times are known, it is that rate. Otherwise it is that of the whole run.
     """
     requests, counted, clients = outcome.requests, outcome.counted, load.clients
+    rate: float | None = None
     if outcome.is_steady and clients is not None:
         rate = clients / (mean_of("e2e", outcome) + load.think_seconds)
+    elif load.number is None and load.requests_per_second is not None and keeps_up(requests):
+        rate = load.requests_per_second * len(requests) / (len(requests) + outcome.refused)
+    if rate is not None:
         tokens = outcome.lengths and outcome.lengths[1]
         return Rates(rate, rate * (tokens or sum(request.answer_tokens for request in counted) / len(counted)))
     seconds = _end(requests) - _begin(requests)

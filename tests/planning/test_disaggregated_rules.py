@@ -17,7 +17,7 @@ from kvcalc.planning.plan.disaggregated import search
 from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
 from kvcalc.planning.plan.disaggregated.matching import Load, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_joined, join_caches, same_kind
-from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _find, _points, split_points
+from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _points, split_points
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, times_between
 from kvcalc.planning.plan.targets import Targets
@@ -173,14 +173,14 @@ def test_the_points_of_a_front_are_what_trying_all_ratios_finds() -> None:
                     found.append(rate * 400 / devices)
             best += [max(found)] if found else []
             running *= 2
-    plan: Any = SplitPlan(known, LINK, most, checkpoint=None)  # type: ignore[arg-type]
+    plan: Any = SplitPlan(known, LINK, most, checkpoint=None, simulation=None)  # type: ignore[arg-type]
     points = [point["tokens_per_second_per_device"] for point in split_points(plan, [kind])]
     assert len(points) > 50
     assert sorted(points) == pytest.approx(sorted(best))
 
 
 def test_two_kinds_are_joined_under_one_engine() -> None:
-    plan: Any = SplitPlan(Instances(traffic_of("llama-3.1-8b")), LINK, 8, checkpoint=None)  # type: ignore[arg-type]
+    plan: Any = SplitPlan(Instances(traffic_of("llama-3.1-8b")), LINK, 8, checkpoint=None, simulation=None)  # type: ignore[arg-type]
 
     def points(*engines: str) -> list[tuple[str, str]]:
         kinds = [Platform(gpu, 4, engine) for engine in engines for gpu in (H100, H200)]
@@ -432,15 +432,6 @@ def test_instances_have_pipeline_stages_if_the_engine_sends_caches_between_them(
         else:
             with pytest.raises(LayoutError, match="no pipeline stages"):
                 make(*asked)
-
-
-def test_without_a_simulation_the_closed_form_decides_alone() -> None:
-    known, joined = Instances(traffic_of("llama-3.1-8b")), [same_kind(Platform(H100, 4, "vllm"), LINK)]
-    plan: Any = SplitPlan(known, LINK, 4, checkpoint=None)  # type: ignore[arg-type]
-    found, alone = _find(plan, joined, None), search.find_split(known, joined)
-    assert isinstance(found, TwoPools)
-    assert isinstance(alone, TwoPools)
-    assert str(found) == str(alone)
 
 
 def test_instances_on_devices_of_two_architectures_cannot_read_each_others_cache() -> None:

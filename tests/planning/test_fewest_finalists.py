@@ -28,7 +28,7 @@ class KnownJudge:
     ) -> None:  # fmt: skip
         self.needed, self.alone_misses, self.simulated = needed, alone_misses, list[tuple[int, ...]]()
         self.endless = endless  # so many instances have an endless queue in the closed form
-        self.simulation = Fake(trace="a trace" if has_trace else None)
+        self.simulation, self.decides = Fake(trace="a trace" if has_trace else None), True
 
     def alone(self, guess: Any) -> Any:
         judged = Fake(worst=9.0, worst_metric="ttft")
@@ -199,7 +199,7 @@ class Confirming:
 
 
 def finalist(layout: Any, missed: str | None) -> Any:
-    return Tried(missed=missed, layout=layout, rank=(layout.num_devices, 0.5), judged=Fake(worst=0.5))
+    return Tried(missed=missed, layout=layout, rank=(layout.num_devices, 0.5), judged=Fake(worst=0.5), nearly=False)
 
 
 class Tried(Fake):

@@ -55,17 +55,22 @@ def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_do
     best = document["best"]
     assert best["replicas"] > 1
     verdicts = []
+    finalists = {
+        row["replicas"]: row
+        for row in document["finalists"]
+        if row["tensor_parallel_size"] == best["tensor_parallel_size"]
+    }
     for replicas in (best["replicas"], best["replicas"] - 1):
-        (finalist,) = (
-            row for row in document["finalists"]
-            if (row["replicas"], row["tensor_parallel_size"]) == (replicas, best["tensor_parallel_size"])
-        )  # fmt: skip
+        # Replicas that the closed form calls overloaded are not simulated.
+        finalist = finalists.get(replicas) or finalists[best["replicas"]]
         assert finalist["step_factor"] == pytest.approx(best["tpot_judged_seconds"] / best["tpot_seconds"])
         assert (finalist["step_factor"] > 1) == (confidence == 80)
         times = simulated(best, replicas, finalist["step_factor"], seed=finalist["seed"], **load)
         ttft, tpot = times["ttft"]["p99_seconds"] * finalist["ttft_factor"], times["tpot"]["p90_seconds"]
-        assert (finalist["ttft_p99_seconds"], finalist["tpot_p90_seconds"]) == pytest.approx((ttft, tpot))
         verdicts.append(ttft <= limits["max_ttft_seconds"] and tpot <= limits["max_tpot_seconds"])
+        if finalist["replicas"] != replicas:
+            continue
+        assert (finalist["ttft_p99_seconds"], finalist["tpot_p90_seconds"]) == pytest.approx((ttft, tpot))
         others_miss = "other seeds" in (finalist["reason"] or "")
         assert (verdicts[-1] and not others_miss) == finalist["passes"]
     assert verdicts == [True, False]
@@ -163,14 +168,17 @@ def test_bursts_need_more_replicas() -> None:
 
 
 def test_a_layout_that_does_not_keep_up_does_not_pass() -> None:
-    """Without a limit on the wait, the time per token alone would pass on any number of devices."""
+    """Without a limit on the wait, the time per token alone would pass on any number of devices.
+
+    So replicas that are busier than nine tenths of their time are not taken.
+    """
     rate = 200.0
     document = ask(requests_per_second=rate, requests=3000, max_tpot_seconds=0.3, tpot_percentile=90, confidence=50)
     best = document["best"]
     assert best["requests_per_second"] > 0.9 * rate
-    assert best["utilization"] <= 1
+    assert best["utilization"] <= 0.9
     behind = kvcalc.simulate(
-        MODEL, "h100", prompt_tokens=PROMPT, answer_tokens=ANSWER, replicas=best["replicas"] - 1 or 1,
+        MODEL, "h100", prompt_tokens=PROMPT, answer_tokens=ANSWER, replicas=int(best["replicas"] * best["utilization"]),
         tensor_parallel_size=best["tensor_parallel_size"], requests_per_second=rate, requests=3000,
     )  # fmt: skip
     (tpot,) = (row for row in behind["times"] if row["metric"] == "tpot")
@@ -212,13 +220,12 @@ def test_the_next_layout_is_compared_with_the_one_that_won() -> None:
     assert best["next_layout"].endswith(" and the limit is 150 ms")
 
 
-def test_without_a_percentile_a_simulation_changes_no_layout() -> None:
-    plain, looked_at = ask(requests=None), ask(simulate=2)
-    assert plain["finalists"] is None
-    assert len(looked_at["finalists"]) == 2
-    new = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "simulated_requests")
-    differs = {key for key, value in plain["best"].items() if looked_at["best"][key] != value}
-    assert differs <= set(new)
+def test_means_are_judged_by_simulations_too() -> None:
+    document = ask(requests=None, max_ttft_seconds=0.3)
+    check(document, "plan")
+    (passed,) = (one for one in document["finalists"] if one["replicas"] == document["best"]["replicas"])
+    assert passed["passes"]
+    assert passed["ttft_mean_seconds"] == document["best"]["simulated_ttft_seconds"] <= 0.3
 
 
 def test_the_command_allows_as_many_requests_as_were_simulated() -> None:
@@ -278,9 +285,7 @@ def test_the_screen_fits_and_batch_gives_the_same_document(
         (("--max-ttft", "1s@p99"), "one of them is needed"),
         (("--max-ttft", "1s@p98", "--concurrency", "4"), "not one of p50, p90, p95, p99"),
         (("--max-ttft", "1@p99", "--concurrency", "4"), "1s"),
-        (("--seed", "3", "--concurrency", "4"), "nothing is simulated"),
         (("--burstiness", "2", "--concurrency", "4", "--simulate", "1"), "needs --requests-per-second"),
-        (("--max-ttft", "1s@p99", "--concurrency", "4", "--engine", "logical"), "scheduler is not simulated"),
         (("--max-ttft", "1s@p99", "--concurrency", "4", "--requests", "2000000"), "too many to simulate"),
     ],
 )

@@ -42,12 +42,14 @@ def holds(name: str, gpu: str, tp: int, running: int, lengths: Lengths) -> bool:
     return bool(answer["fit"]["free_bytes"] >= 0)
 
 
-def replica(name: str, gpu: str, tp: int, running: int, lengths: Lengths, engine: str = "vllm") -> dict[str, Any]:
-    """The estimate by the closed form, whose document has times that are printed nowhere."""
+def replica(
+    name: str, gpu: str, tp: int, running: int, lengths: Lengths, engine: str = "vllm", *, simulated: bool = False
+) -> dict[str, Any]:
+    """The estimate, or that of the closed form, whose document has times that are printed nowhere."""
     answer: Any = kvcalc.estimate(
         loaded(name), engine=engine,
         tensor_parallel_size=tp, devices=Devices(find_gpu(gpu), tp),
-        speed=SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running, closed_form=True),
+        speed=SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running, closed_form=not simulated),
     )  # fmt: skip
     return cast("dict[str, Any]", answer)
 
@@ -59,11 +61,12 @@ def test_llama_3_70b_for_64_users_at_8k_takes_eight_h100() -> None:
     # By hand: 141 GB of weights and 64 x 8,192 tokens x 327,680 bytes = 172 GB do not fit in 4 x 80 GB.
     assert not holds("llama-3-70b", "h100", 4, 64, lengths)
     assert row["replicas"] * row["requests_per_replica"] >= 64
-    answer = replica("llama-3-70b", "h100", row["tensor_parallel_size"], row["requests_per_replica"], lengths)
+    layout = row["tensor_parallel_size"], row["requests_per_replica"]
+    answer = replica("llama-3-70b", "h100", *layout, lengths, simulated=True)
     assert answer["fit"]["fits"]
     assert answer["fit"]["free_bytes"] == row["free_bytes"]
-    assert answer["throughput"]["serving"]["tpot_seconds"] == row["tpot_seconds"]
-    assert answer["throughput"]["serving"]["steady_ttft_seconds"] == pytest.approx(row["ttft_seconds"])
+    assert answer["throughput"]["serving"]["tpot_seconds"] == pytest.approx(row["tpot_seconds"])
+    assert answer["throughput"]["serving"]["ttft_seconds"] == pytest.approx(row["ttft_seconds"])
 
 
 @pytest.mark.parametrize(("tpot", "ttft"), [(None, None), (0.03, None), (0.02, 0.5)])
@@ -91,25 +94,13 @@ def test_no_smaller_layout_of_one_tensor_size_serves(name: str, tpot: float | No
 def test_a_rate_is_reached_with_the_fewest_in_flight(rate: float, tpot: float) -> None:
     lengths = one_length(2048, 500)
     (row,) = ask("llama-3.1-8b", rate=rate, max_tpot_seconds=tpot)["plans"]
-    assert row["requests_per_second"] >= rate
+    assert row["requests_per_second"] == pytest.approx(rate)
     assert row["tpot_high_seconds"] <= tpot
     if row["requests_per_replica"] > 1:
         one_less = replica(
             "llama-3.1-8b", "h100", row["tensor_parallel_size"], row["requests_per_replica"] - 1, lengths
         )
         assert row["replicas"] * one_less["throughput"]["serving"]["requests_per_second"] < rate
-
-
-@pytest.mark.parametrize("load", [{"rate": 30.0}, {"concurrency": 64}], ids=["rate", "clients"])
-def test_only_clients_send_their_prompts_in_groups(load: dict[str, Any]) -> None:
-    """Requests at a rate arrive at random, so they wait for fewer prompts than those that all begin together."""
-    (row,) = ask("llama-3.1-8b", **load)["plans"]
-    answer = replica("llama-3.1-8b", "h100", row["tensor_parallel_size"], row["requests_per_replica"],
-                     one_length(2048, 500))  # fmt: skip
-    serving = answer["throughput"]["serving"]
-    assert serving["random_ttft_seconds"] != serving["ttft_seconds"]
-    expected = serving["random_ttft_seconds" if "rate" in load else "steady_ttft_seconds"]
-    assert row["ttft_seconds"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("spare", [0, 2])
@@ -120,10 +111,11 @@ def test_the_rates_and_the_power_are_those_of_all_replicas_that_the_load_needs(s
     busy = row["replicas"] - spare
     assert busy > 2
     serving, energy = answer["throughput"]["serving"], answer["throughput"]["energy"]
-    for name in ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second"):
-        assert row[name] == pytest.approx(busy * serving[name]), name
+    assert (row["requests_per_second"], row["tokens_per_second"]) == pytest.approx((60, 60 * 500))
+    for name in ("tokens_per_second_low", "tokens_per_second_high"):
+        assert row[name] / row["tokens_per_second"] == pytest.approx(serving[name] / serving["tokens_per_second"]), name
     assert row["watts"] == pytest.approx(busy * energy["watts"])
-    assert row["kwh_per_million_output_tokens"] == pytest.approx(energy["kwh_per_million_tokens"])
+    assert row["kwh_per_million_output_tokens"] == pytest.approx(row["watts"] / row["tokens_per_second"] / 3.6)
     assert row["num_devices"] == row["replicas"] * row["tensor_parallel_size"]
     assert row["tokens_per_second_per_device"] == pytest.approx(row["tokens_per_second"] / row["num_devices"])
 
@@ -303,7 +295,7 @@ def test_a_target_that_the_range_alone_misses_names_the_confidence_that_meets_it
     between = (times["tpot_seconds"] + times["tpot_high_seconds"]) / 2
     (row,) = ask("llama-3-70b", ("h100",), lengths, concurrency=1, max_tpot_seconds=between, max_devices=8)["plans"]
     assert not row["fits"]
-    assert "up to" in row["reason"]
+    assert "of requests alone is" in row["reason"]
     assert "--confidence 50" in row["hint"]
     (never,) = ask("llama-3-70b", ("h100",), lengths, concurrency=1, max_tpot_seconds=1e-6, max_devices=8)["plans"]
     assert never["hint"] is None
@@ -318,7 +310,7 @@ def test_the_time_to_first_token_is_judged_at_the_upper_end_of_its_range_too() -
         assert not row["fits"] or row["num_devices"] >= devices
         assert row["fits"] or end == "ttft_seconds"
     (point,) = ask(
-        "llama-3.1-8b", lengths=lengths, concurrency=1, max_ttft_seconds=free["ttft_seconds"], confidence=50
+        "llama-3.1-8b", lengths=lengths, concurrency=1, max_ttft_seconds=1.02 * free["ttft_seconds"], confidence=50
     )["plans"]  # fmt: skip
     assert point["num_devices"] == free["num_devices"]
 
@@ -332,7 +324,7 @@ def test_several_engines_have_a_row_each_and_their_own_settings() -> None:
     assert rows == [("llama-3.1-8b", gpu, engine) for gpu in ("h100-sxm", "l40s") for engine in ("vllm", "sglang")]
     assert found["engines"] == ["vllm", "sglang"]
     alone = ask("llama-3.1-8b", ("l40s",), concurrency=8, engines=("sglang",))["plans"][0]
-    assert found["plans"][3]["tpot_seconds"] == alone["tpot_seconds"]
+    assert found["plans"][3]["tpot_seconds"] == pytest.approx(alone["tpot_seconds"], rel=1e-6)
 
 
 def test_an_engine_that_refuses_the_model_has_a_row_with_the_reason() -> None:
@@ -419,10 +411,10 @@ def test_means_keep_no_layout_busier_than_nine_tenths() -> None:
             assert row["utilization"] <= most + 0.02
             # A layout of one device keeps no less: its replicas would be as many devices.
             assert row["num_devices"] <= ceil(share / (most - 0.02))
-    # What a simulation passes may be busier.
+    # With a limit on the time in the queue, they may be busier.
     found: Any = kvcalc.plan(
         "llama-3.1-8b", ["h100"], input_tokens=2048, output_tokens=250, requests_per_second=0.95 * rate, requests=200,
-        max_tpot_seconds=0.2, tpot_percentile=50, max_devices=1, confidence=50,
+        max_ttft_seconds=20.0, ttft_percentile=50, max_devices=1, confidence=50,
     )  # fmt: skip
     assert found["best"]["utilization"] == pytest.approx(0.95)
     assert "nearly-full" in {warning["code"] for warning in found["warnings"]}
@@ -434,8 +426,6 @@ def test_what_a_trace_and_separate_instances_do_not_take(kvcalc: Any) -> None:
     result = kvcalc(*words, *split)
     assert result.status == 2
     assert "--spare-replicas: separate instances have none" in result.err
-    unused = kvcalc(*words, "--requests-per-second", "2", "--router", "round-robin")
-    assert (unused.status, "--router: nothing is simulated" in unused.err) == (2, True)
 
 
 def test_several_types_of_weights_are_a_row_each(kvcalc: Any) -> None:
@@ -466,7 +456,7 @@ def test_the_printed_limit_of_clients_lets_a_replica_run_more_than_the_mean() ->
 
 @pytest.mark.parametrize(
     ("other", "words"),
-    [(183.2, "less than 2% faster"), (181.3, "same speed"), (179.6, "180 tokens per second, not 181")],
+    [(183.2, "as fast"), (181.3, "as fast"), (178.0, "as fast"), (177.0, "177 tokens per second, not 181")],
 )
 def test_a_layout_that_lost_with_as_many_devices_says_why(other: float, words: str) -> None:
     """Another way to split the experts must be faster by more than 2 %."""

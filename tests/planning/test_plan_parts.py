@@ -21,7 +21,7 @@ from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.document import parse_price, plan, refuse_empty
 from kvcalc.planning.plan.finalists import _why_next, find_simulated
 from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judged
-from kvcalc.planning.plan.replicas import Found, OnePool, devices_then_speed, why_not
+from kvcalc.planning.plan.replicas import Found, OnePool, devices_then_speed
 from kvcalc.planning.plan.targets import METRICS, Limit, Simulated, Targets, check_percentiles, limits_in
 from kvcalc.planning.plan.traffic import (
     Platform,
@@ -198,7 +198,7 @@ def test_the_front_has_what_nothing_else_beats_in_both_ways(points: list[tuple[i
     ]  # fmt: skip
     kinds: Any = [SimpleNamespace(price=1.0, number=0), SimpleNamespace(price=1.0 if priced else None, number=1)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pareto, "_points", lambda _, kind: iter(made[kind.number]))
+        patch.setattr(pareto, "_points", lambda _, kind: map(pareto._Point, made[kind.number]))
         found = pareto.front(None, kinds)  # type: ignore[arg-type]
     pairs = {(fast, cost) for fast, cost, _ in points}
     best = {
@@ -382,7 +382,10 @@ def layout(replicas: int = 2, shape: Layout = Layout(4, 1), speed: float = 100.0
 def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> None:
     assert (layout().num_devices, layout(spare=3).num_devices) == (8, 20)
     assert (layout().cost_per_hour, layout(spare=3, price=2.5).cost_per_hour) == (None, 50.0)
-    assert (layout().in_flight, layout().tokens_per_second, layout().weight) == (6, 200.0, 8)
+    simulation: Any = SimpleNamespace(router="random", trace=None)
+    assert layout().in_flight(simulation, Targets(None, 8.0)) == 6
+    assert layout(8).in_flight(simulation, Targets(None, 8.0)) == 3  # one of eight is simulated
+    assert (layout().tokens_per_second, layout().weight) == (200.0, 8)
     assert (str(layout()), str(layout(1)), layout().numbers, layout().key) == ("2 x tp 4", "tp 4", (2,), Layout(4, 1))
     assert layout().times() == {"ttft": (1.0, 1.5), "tpot": (0.1, 0.2)}
     assert [layout().most_replicas(number) for number in (3, 4, 11, 12)] == [0, 1, 2, 3]
@@ -390,7 +393,7 @@ def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> N
     assert [layout(clients=5).most_replicas(number) for number in (8, 20, 40)] == [2, 5, 5]
     assert layout().at((2,)) == layout().at((2,), is_trace=True) == layout()
     # Clients overload no replica: they wait.
-    clients: Any = SimpleNamespace(targets=Targets(9, None), spare_replicas=0)
+    clients: Any = SimpleNamespace(targets=Targets(9, None, 1.0), spare_replicas=0)
     of_clients = layout(5)._replace(traffic=clients)
     assert (of_clients.utilization, of_clients.least_replicas) == (None, 1)
 
@@ -402,11 +405,6 @@ def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:
     for speed, wins in ((101.9, False), (102.1, True)):
         other = layout(2, Layout(4, 1, 1, 4), speed)
         assert (devices_then_speed(other) < devices_then_speed(fast)) is wins
-    assert why_not([fast, slow], None) == "2 x tp 4: same number of devices, 180 tokens per second, not 200"
-    assert why_not([fast, layout(2, speed=100.2)], None) == "2 x tp 4: same number of devices, same speed"
-    assert why_not([small, layout(600, price=1.0)], None) == "600 x tp 4: 2,400 devices instead of 4, 2,400.00 per hour"
-    assert why_not([small, fast], Trouble("x")) == "2 x tp 4: 8 devices instead of 4"
-    assert (why_not([small], None), why_not([small], Trouble("too slow"))) == (None, "too slow")
     assert (fast.why_more(slow), fast.why_more(small)) == (None, "8 devices instead of 4")
 
 
@@ -600,16 +598,17 @@ def test_the_layouts_that_are_simulated_are_those_that_hold_the_requests(
     assert {one.next_layout for layouts, _ in simulated for one in layouts} <= {None, "a guess"}
 
 
-@pytest.mark.parametrize(("number", "most"), [(None, 8), (3, 3)])
-def test_percentiles_are_judged_by_simulations_however_busy_the_closed_form_calls_the_replicas(
-    monkeypatch: pytest.MonkeyPatch, number: int | None, most: int
+@pytest.mark.parametrize(
+    ("number", "most", "limit", "busy"), [(None, 8, 1.0, 1.0), (3, 3, 1.0, 1.0), (None, 8, None, 0.9)]
+)
+def test_a_limit_on_the_wait_is_judged_however_busy_the_closed_form_calls_the_replicas(
+    monkeypatch: pytest.MonkeyPatch, number: int | None, most: int, limit: float | None, busy: float
 ) -> None:
     monkeypatch.setattr(finalists, "_candidates", lambda traffic, kind, most: (traffic.most_busy, kind, most))
     monkeypatch.setattr(finalists, "find_simulated", lambda judge, candidates, *_: candidates)
-    traffic = Traffic(None, LENGTHS, Targets(1, None), False)  # type: ignore[arg-type]
-    judge: Any = SimpleNamespace(decides=True)
-    found: Any = finalists.find_replicas(traffic, "a kind", judge, number)  # type: ignore[arg-type]
-    assert found == (1.0, "a kind", most)
+    traffic = Traffic(None, LENGTHS, Targets(1, None, limit), False)  # type: ignore[arg-type]
+    found: Any = finalists.find_replicas(traffic, "a kind", None, number)  # type: ignore[arg-type]
+    assert found == (busy, "a kind", most)
 
 
 @pytest.mark.parametrize(
@@ -653,15 +652,14 @@ def test_pools_for_clients_are_guessed_for_these_clients_alone(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("found", "limited", "missed", "decided_by"),
+    ("found", "missed", "decided_by"),
     [
-        ("pools", True, None, "closed form"), ("pools", True, "late", "simulations"),
-        ("pools", False, "late", "closed form"), ("pools", True, "endless", "closed form"),
-        ("pools", True, "refused", "closed form"), ("none", True, "late", "trouble"),
+        ("pools", None, "closed form"), ("pools", "late", "simulations"), ("pools", "endless", "closed form"),
+        ("pools", "refused", "closed form"), ("none", "late", "trouble"),
     ],
 )  # fmt: skip
 def test_pools_that_miss_a_mean_in_a_simulation_are_chosen_by_simulations(
-    monkeypatch: pytest.MonkeyPatch, found: str, limited: bool, missed: str | None, decided_by: str
+    monkeypatch: pytest.MonkeyPatch, found: str, missed: str | None, decided_by: str
 ) -> None:
     pools: Any = TwoPools(None, None, None, 0, SimpleNamespace(prefills=1, decodes=1))  # type: ignore[arg-type]
     trouble = Trouble("no pools")
@@ -671,11 +669,11 @@ def test_pools_that_miss_a_mean_in_a_simulation_are_chosen_by_simulations(
             raise UsageError("DP ranks are not simulated")
         return None if missed == "endless" else SimpleNamespace(missed=missed)
 
-    judge: Any = SimpleNamespace(targets=Targets(None, 8.0, 1.0 if limited else None), at=at)
+    judge: Any = SimpleNamespace(targets=Targets(None, 8.0, 1.0), at=at, decides=False)
     monkeypatch.setattr(finalists, "find_split", lambda *_: pools if found == "pools" else trouble)
     monkeypatch.setattr(finalists, "_simulated_pools", lambda *_: "simulations")
     answers = {"closed form": pools, "simulations": "simulations", "trouble": trouble}
-    assert finalists.find_confirmed_pools(None, [], judge) is answers[decided_by]  # type: ignore[arg-type]
+    assert finalists.find_pools(None, [], judge, None) is answers[decided_by]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -743,21 +741,6 @@ def test_a_model_with_experts_has_many_layouts_unless_dp_ranks_were_asked_for(
 ) -> None:
     traffic = Traffic(Question(load_model(model), **asked), LENGTHS, Targets(1, None), False, all_layouts=all_layouts)
     assert (traffic.divides_experts("vllm"), traffic.has_many_layouts("vllm")) == (divides, many)
-
-
-@pytest.mark.parametrize(("number", "simulated"), [(None, [9]), (1, [9]), (2, [9, 1, 2]), (5, [9, 1, 2, 3])])
-def test_without_percentiles_the_layout_of_the_closed_form_is_simulated_and_more_if_asked_for(
-    monkeypatch: pytest.MonkeyPatch, number: int | None, simulated: list[int]
-) -> None:
-    ran: list[int] = []
-    judge: Any = SimpleNamespace(decides=False, at=lambda one, numbers: ran.extend(numbers))
-    lists = [[], [layout(1), layout(2), layout(3)], [layout(4)]]
-    monkeypatch.setattr(finalists, "find_layouts", lambda *_: (SimpleNamespace(layouts=one) for one in lists))
-    for best in (layout(9), Trouble("too slow")):
-        monkeypatch.setattr(finalists, "find_confirmed", lambda *_, best=best: best)
-        ran.clear()
-        assert finalists.find_replicas(None, None, judge, number) is best  # type: ignore[arg-type]
-        assert ran == (simulated if isinstance(best, OnePool) else [])
 
 
 def test_a_simulation_is_judged_as_it_is_if_nothing_makes_it_slower() -> None:

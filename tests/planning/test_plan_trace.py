@@ -78,7 +78,7 @@ def test_layouts_are_sized_for_the_busiest_minute_and_tokens_cost_the_mean_rate(
     assert best["requests_per_second"] == pytest.approx(trace["requests_per_second"], rel=0.1)
     tokens_per_hour = trace["requests_per_second"] * document["lengths"]["output_tokens"] * 3600
     assert best["cost_per_million_output_tokens"] == pytest.approx(best["cost_per_hour"] / tokens_per_hour * 1e6)
-    assert len(document["finalists"]) == 1
+    assert any(one["passes"] for one in document["finalists"])
 
 
 def test_the_rates_of_a_trace() -> None:

@@ -67,8 +67,10 @@ def finalist_columns(document: Mapping[str, Any]) -> list[Column]:
 
 
 def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the table: each layout, and whether it meets the targets."""
-    rows = []
+    """The rows of the table: each layout, and whether it meets the targets. None without targets."""
+    rows: list[dict[str, Any]] = []
+    if not limits_of(document["targets"]) and document["trace"] is None:
+        return rows
     for row in document["finalists"]:
         alone = "one by one, " if row["num_devices"] is None else ""
         if row["disaggregated"] is not None:

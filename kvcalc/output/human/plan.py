@@ -47,8 +47,7 @@ def render(document: documents.Plan, console: Console) -> None:
         for other in (row["next_layout"], row.get("next_mode")):
             if other is not None:
                 console.print(f"{name}, not {other}", style="dim")
-    if document["finalists"]:
-        print_finalists(document, console)
+    print_finalists(document, console)
     if document["pareto"]:
         _front(document, console)
     if best is not None and best.get("disaggregated") is not None:

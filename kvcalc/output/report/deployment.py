@@ -77,9 +77,10 @@ def plan(document: Document) -> Answer:
     ]
     parts += map(paragraph, lost)
     sections.append(Section("Alternatives", parts))
-    if document["finalists"]:
+    finalists = finalist_rows(document)
+    if finalists:
         title = "Each layout as it is judged"
-        shown = [{**row, "reason": _missed(row, limits)} for row in finalist_rows(document)]
+        shown = [{**row, "reason": _missed(row, limits)} for row in finalists]
         columns = [*finalist_columns(document), ("why not", "reason", text)]
         columns = [column for column in columns if column[1] != "verdict"]
         sections.append(Section("Simulated layouts", [table_of(title, shown, columns)]))

@@ -41,10 +41,12 @@ def simulate(
     step_factor: float = 1.0,
     progress: Progress | None = None,
     is_detailed: bool = True,
+    assumes: bool = False,
 ) -> documents.Simulate:
     """The document of `kvcalc simulate`. Without times between tokens and states over time if not `is_detailed`.
 
-    `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. The
+    `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. With
+    `assumes`, an engine whose scheduler is not known runs requests beside each other. The
     question must have `devices`; of its `speed`, the calibration, --ep and the hit rate are used, and of its `reuse`
     the common prefix. Raises UsageError (exit 2), ModelError (exit 3) if the speed is
     not known, and DoesNotFitError (exit 4) if no request can run.
@@ -68,7 +70,7 @@ def simulate(
         raise UsageError(f"{load.clients} clients are less than {number} replicas", "use fewer --replicas")
     scheduler, outcome = play(
         case, speed.model, requests, load, number, step_factor, notes, progress,
-        is_detailed=is_detailed, prefix=prefix,
+        is_detailed=is_detailed, assumes=assumes, prefix=prefix,
     )  # fmt: skip
     notes += start_notes(case)
     instances = Instances(case, speed, scheduler, number, number * case.layout.num_devices)

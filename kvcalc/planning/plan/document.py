@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,8 +15,10 @@ from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.model.layout import LayoutAsked
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.plan.confirm import find_confirmed
+from kvcalc.planning.plan.finalists import find_replicas
+from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
+from kvcalc.planning.plan.planned import PlannedLoad
 from kvcalc.planning.plan.replicas import TIMES, OnePool
 from kvcalc.planning.plan.targets import METRICS, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import (
@@ -69,7 +71,6 @@ def plan(
     num_simulated: int | None = None,
     headroom: float = 0.0,
     spare_replicas: int = 0,
-    confirm: Callable[[], Simulates] | None = None,
 ) -> documents.Plan:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
@@ -80,13 +81,9 @@ def plan(
     whose fit is tight. `with_front` adds the Pareto front. `disaggregate` adds rows with prefill and decode on separate
     instances, joined by the link `transfer`: bytes per second of one device, or a name, and with several kinds of
     device one row for each engine with the pools on two of them. `all_layouts` tries every way to split the model.
-    Targets with a percentile need a `simulation`, and `num_simulated` is the most layouts of a kind to simulate, which
-    without such targets changes no layout. The simulation of a trace judges means too; its rate in `targets` is that of
-    the busiest part.
-
-    `confirm` makes the load with which layouts are simulated that the closed form chooses for limits on means
-    (`planning.plan.confirm`). The load is larger by the share `headroom`, and each layout has `spare_replicas` more
-    than it needs.
+    The `simulation` judges the layouts, by default one of requests that arrive at random or of clients, and
+    `num_simulated` is the most layouts of a kind to simulate. The rate of a trace in `targets` is that of its busiest
+    part. The load is larger by the share `headroom`, and each layout has `spare_replicas` more than it needs.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -128,12 +125,9 @@ def plan(
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
-    judges: list[Judge | None] = [None] * len(kinds)
-    if simulation is not None:
-        from kvcalc.planning.plan.judge import Judge
-
-        judges = [Judge(targets, simulation) for _ in kinds]
-    found = [_search_or_refuse(traffic, *one, num_simulated, confirm) for one in zip(kinds, judges)]
+    simulation = simulation or PlannedLoad(lengths)
+    judges = [Judge(targets, simulation) for _ in kinds]
+    found = [_search_or_refuse(traffic, *one, num_simulated) for one in zip(kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
         raise refusals[0]
@@ -141,14 +135,12 @@ def plan(
         _row(traffic, kind, one, judge, checkpoint_of(question.model, kind.dtype))
         for kind, one, judge in zip(kinds, found, judges)
     ]  # fmt: skip
-    split_notes, finalists = list[Note](), [
-        row for judge in judges if judge is not None for row in judge.describe()
-    ]  # fmt: skip
+    split_notes, finalists = list[Note](), [row for judge in judges for row in judge.describe()]
     split = None
     if transfer is not None:
         split = SplitPlan(
             Instances(with_link(traffic, transfer)), transfer, max_devices,
-            checkpoint_of(question.model, question.dtype), simulation, num_simulated, confirm,
+            checkpoint_of(question.model, question.dtype), simulation, num_simulated,
         )  # fmt: skip
         rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated
@@ -157,19 +149,18 @@ def plan(
     kind_of_best = next((kind for kind, row in zip(kinds, rows) if row is best), kinds[0])
     checkpoint = checkpoint_of(question.model, kind_of_best.dtype)
     notes = [
-        *_notes(traffic, kinds, found, checkpoint if best else None), *(() if simulation is None else simulation.notes),
-        *grouped_notes(kinds, [() if judge is None else judge.notes() for judge in judges]), *_full_notes(kinds, rows),
+        *_notes(traffic, kinds, found, checkpoint if best else None), *simulation.notes,
+        *grouped_notes(kinds, [judge.notes() for judge in judges]), *_full_notes(kinds, rows),
     ]  # fmt: skip
     close = close_price(rows, best, key)
     notes += [] if close is None else [close]
-    printed = commands(rows, best, key, None if simulation is None else simulation.router)
-    if simulation is not None:
-        text = f"the figures assume a {simulation.router} router in front of the replicas, and {{}} has none"
-        notes += [
-            Note("plans", "router", text.format(one["engine"]))
-            for one in printed if one["replicas"] > 1 and one["router"] is None
-        ]  # fmt: skip
-    reuse, trace = question.reuse, None if simulation is None else simulation.trace
+    printed = commands(rows, best, key, simulation.router)
+    text = f"the figures assume a {simulation.router} router in front of the replicas, and {{}} has none"
+    notes += [
+        Note("plans", "router", text.format(one["engine"]))
+        for one in printed if one["replicas"] > 1 and one["router"] is None
+    ]  # fmt: skip
+    reuse, trace = question.reuse, simulation.trace
     document: documents.Plan = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(question.model),
@@ -178,7 +169,7 @@ def plan(
         "targets": asked.describe(speed.confidence),
         "headroom": headroom,
         "spare_replicas": spare_replicas,
-        "router": None if simulation is None else cast(Any, simulation.router),
+        "router": cast(Any, simulation.router),
         "trace": trace,
         "engines": list(dict.fromkeys(kind.engine for kind in kinds)),
         "dtype": question.dtype,
@@ -190,7 +181,7 @@ def plan(
         "gives_up": given_up(rows, best, key),
         "commands": printed,
         "plans": rows,
-        "finalists": None if simulation is None else finalists,
+        "finalists": finalists,
         "pareto": front(traffic, kinds, split) if with_front else None,
         "warnings": describe_notes([*notes, *(note for note in split_notes if note not in notes)]),
     }
@@ -271,7 +262,7 @@ def _row(
     traffic: Traffic,
     kind: Platform,
     found: OnePool | Trouble | KvcalcError,
-    judge: Judge | None,
+    judge: Judge,
     checkpoint: Checkpoint,
 ) -> documents.PlanRow:
     row: Any = dict.fromkeys(ROW)
@@ -298,13 +289,12 @@ def _row(
         **(printed := found.printed()),
         tokens_per_second_per_device=(printed["tokens_per_second"] or 0.0) / found.num_devices,
     )
-    if judge is not None:
-        row.update(judge.describe_limits(found))
+    row.update(judge.describe_limits(found))
     energy = found.probe.energy
     if energy is not None:
         watts = found.replicas * energy["watts"]
         row.update(watts=watts, kwh_per_million_output_tokens=kwh_per_million(watts / row["tokens_per_second"]))
-    trace = None if judge is None else judge.simulation.trace
+    trace = judge.simulation.trace
     paid = row["tokens_per_second"] / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     own, clients = found.most_running, traffic.targets.concurrency
@@ -339,24 +329,12 @@ ROW = (
 
 
 def _search_or_refuse(
-    traffic: Traffic, kind: Platform, judge: Judge | None, num_simulated: int | None,
-    confirm: Callable[[], Simulates] | None,
+    traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None
 ) -> OnePool | Trouble | KvcalcError:  # fmt: skip
     try:
         traffic.settings_for(kind.engine, traffic.question.engine_settings or {})  # raises if it refuses the prompts
-        if judge is None:
-            found = find_confirmed(traffic, kind, confirm)
-        else:
-            from kvcalc.planning.plan.finalists import find_replicas
-
-            found = find_replicas(traffic, kind, judge, num_simulated)
-        simulation = judge.simulation if judge is not None else None if confirm is None else confirm()
-        if isinstance(found, Trouble) or simulation is None:
-            return found
-        try:
-            return found.with_times(simulation)
-        except UsageError:  # a layout or an engine that is not simulated
-            return found
+        found = find_replicas(traffic, kind, judge, num_simulated)
+        return found if isinstance(found, Trouble) else found.with_times(judge.simulation)
     except SettingError:
         raise
     except KvcalcError as error:

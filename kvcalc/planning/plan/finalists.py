@@ -1,10 +1,10 @@
 """Layouts that hold the requests are simulated, and the smallest one that meets its targets wins.
 
-The closed form says which layouts hold the requests, and in which order to try them. Requests one after the other are
-simulated first: if these are too slow, no number of replicas or instances helps. More replicas are not slower, so
-doubled steps and bisection find the fewest. A layout that can only lose to the best so far is simulated once, on as
-many devices. With two pools, instances are added to the one that brings the times closer to their targets, and taken
-away again as long as all targets are met.
+The closed form says which layouts hold the requests, and in which order to try them. With limits, requests one after
+the other are simulated first: if these are too slow, no number of replicas or instances helps. More replicas are not
+slower, so doubled steps and bisection find the fewest. A layout that can only lose to the best so far is simulated
+once, on as many devices. With two pools, instances are added to the one that brings the times closer to their targets,
+and taken away again as long as all targets are met.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from operator import attrgetter
 from typing import TypeVar, cast
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.plan.confirm import find_confirmed
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.disaggregated.search import Instances, find_split, find_splits
 from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
-from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, more_devices, smallest
+from kvcalc.planning.plan.replicas import (
+    OnePool,
+    as_many_devices,
+    devices_then_speed,
+    find_layouts,
+    more_devices,
+    smallest,
+)
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.search import smallest_where
 
@@ -45,6 +51,7 @@ def find_simulated(
     UsageError (exit 2) if none can be simulated.
     """
     trouble: Trouble | None = None
+    too_slow: Trouble | None = None
     for layouts, reason in candidates:
         trouble = reason or trouble
         refusal: UsageError | None = None
@@ -83,28 +90,21 @@ def find_simulated(
             won: L = best.layout._replace(next_layout=why or (None if trouble is None else trouble.reason))
             return won
         if missed:
-            trouble = Trouble(f"{missed[-1]}: {missed[-1].missed}")
+            last = missed[-1]
+            too_slow = Trouble(
+                f"{last}: {last.missed}", "--confidence 50 uses the point estimate" if last.nearly else None
+            )
         elif refusal is not None:
             raise refusal
-    return trouble or Trouble("the model cannot be split over these devices")
+    return too_slow or trouble or Trouble("the model cannot be split over these devices")
 
 
 def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None) -> OnePool | Trouble:
-    """The replicas of `find_confirmed`, or of simulations if these decide. At most `num_simulated` are simulated."""
-    if judge.decides:
-        traffic = traffic._replace(most_busy=1.0)
-        most = num_simulated or DEFAULT_FINALISTS
-        return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
-    best = find_confirmed(traffic, kind, lambda: judge.simulation)
-    if isinstance(best, OnePool):
-        judge.at(best, best.numbers)
-        more = num_simulated or 1
-        for found in find_layouts(traffic, kind, more) if more > 1 else ():
-            for layout in found.layouts[:more]:
-                judge.at(layout, layout.numbers)
-            if found.layouts:
-                break
-    return best
+    """The fewest replicas whose simulation meets the targets. At most `num_simulated` layouts are simulated."""
+    if traffic.targets.limits_waiting:
+        traffic = traffic._replace(most_busy=1.0)  # the limit says how long the queue may be
+    most = num_simulated or DEFAULT_FINALISTS
+    return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
 
 
 def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[list[OnePool], Trouble | None]]:
@@ -138,7 +138,7 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
     """
     most = layout.most_replicas(layout.kind.max_devices if best is None else best.layout.num_devices)
     # A run in which fewer keep up may be too short for a queue that grows slowly. A trace ends.
-    least = 1 if judge.simulation.trace else layout.least_replicas
+    least = 1 if judge.simulation.trace and judge.decides else layout.least_replicas
     if not most or (best is not None and most < least):
         return None
 
@@ -175,6 +175,9 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
     """Why the next layout lost: one that meets the targets, else one that does not, else one that was not simulated."""
     if others:
         second = others[0]
+        if not best.judged.worst:
+            speeds = (one.judged.simulated.tokens_per_second for one in (second, best))
+            return f"{second}: {second.layout.why_more(best.layout) or as_many_devices(*speeds)}"
         shares = f"{second.judged.worst:.0%}", f"{best.judged.worst:.0%}"
         less = f"same number of devices, less headroom ({shares[0]} of the limit, not {shares[1]})"
         if shares[0] == shares[1]:
@@ -207,20 +210,12 @@ def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, 
     """
     if judge.decides:
         return _simulated_pools(known, joined, judge, most)
-    found = find_confirmed_pools(known, joined, judge)
-    if isinstance(found, TwoPools):
-        judge.at(found, found.numbers)
-    return found
-
-
-def find_confirmed_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge) -> TwoPools | Trouble:
-    """The pools that `find_split` finds. If they miss a target in a simulation, simulations choose the pools."""
     found = find_split(known, joined)
-    if not isinstance(found, TwoPools) or not judge.targets.limits:
+    if not isinstance(found, TwoPools):
         return found
     try:
         tried = judge.at(found, found.numbers)
-        return found if tried is None or tried.missed is None else _simulated_pools(known, joined, judge, None)
+        return found if tried is None or tried.missed is None else _simulated_pools(known, joined, judge, most)
     except UsageError:  # a layout that is not simulated
         return found
 

@@ -37,6 +37,8 @@ _SEEDS, _FEW_SEEDS, _FAR, _LONG_SECONDS = 4, 2, 0.75, 1200
 # of that length do.
 _DEVIATIONS = 2.0
 _FEWEST_REQUESTS, _MOST_REQUESTS = 1_000, 50_000
+# Means are known sooner than percentiles.
+_MOST_OF_MEANS = 10_000
 STATISTICS = ("mean", *(f"p{percentile}" for percentile in PERCENTILES))
 
 
@@ -120,6 +122,11 @@ class Finalist(NamedTuple):
         return self.judged.missed
 
     @property
+    def nearly(self) -> bool:
+        """Whether a request alone meets its targets with steps as long as they are estimated."""
+        return self.is_alone and self.judged.worst <= self.judged.step_factor
+
+    @property
     def rank(self) -> tuple[float, float]:
         """What the devices count, and of layouts with as many, how close the times are to their targets."""
         return self.layout.weight, self.judged.worst
@@ -199,7 +206,7 @@ class Judge:
 
     def _new(self, first: Layout, layout: Layout, *, is_alone: bool) -> Finalist:
         # `first` is the first guess, so that about as many requests run at once as when the targets are met.
-        self._num_requests = self._num_requests or self._count(first.in_flight)
+        self._num_requests = self._num_requests or self._count(first.in_flight(self.simulation, self.targets))
         return self._run(layout, self.simulation, self._num_requests, is_alone=is_alone)
 
     def _run(self, layout: Layout, simulation: Simulates, num_requests: int, *, is_alone: bool) -> Finalist:
@@ -217,12 +224,13 @@ class Judge:
         One run may be lucky, and too short for a queue that grows slowly. The times are those of the long run, of the
         worst one of four, or of the worst run in a closed loop, which has none. A trace has only one run.
         """
-        if self.simulation.seed is None or one.judged.seeds > 1:
+        if self.simulation.seed is None or one.judged.seeds > 1 or not self.targets.limits:
             return one
         number, rate = self._num_requests, self.targets.requests_per_second or 0.0
         long = number
         if self.simulation.num_requests is None:
-            long = min(max(number, ceil(rate * _LONG_SECONDS)), _MOST_REQUESTS)
+            most = _MOST_OF_MEANS if self.targets.highest_percentile is None else _MOST_REQUESTS
+            long = min(max(number, ceil(rate * _LONG_SECONDS)), max(number, most))
         runs = [one]
         while len(runs) < (_FEW_SEEDS if max(run.judged.worst for run in runs) < _FAR else _SEEDS):
             runs.append(self._again(one, len(runs), number))

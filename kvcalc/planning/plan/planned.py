@@ -73,8 +73,9 @@ class PlannedLoad(NamedTuple):
         if question.fits_context:  # the server chooses a context that fits, which no request exceeds
             question = question._replace(context_tokens=None, fits_context=False)
         found = simulate(
-            question, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress, is_detailed=False
-        )
+            question, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress,
+            is_detailed=False, assumes=True,
+        )  # fmt: skip
         return simulated_of(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
@@ -111,8 +112,7 @@ class PlannedLoad(NamedTuple):
         else:
             load = _recorded(self.recording, is_alone)
         # A trace ends, so a limit on the wait says all. The clients of a closed loop wait, so the engine keeps up.
-        is_limited = targets.max_ttft_seconds is not None or targets.max_e2e_seconds is not None
-        return load, not is_alone and not (self.recording is not None and is_limited)
+        return load, not is_alone and not (self.recording is not None and targets.limits_waiting)
 
     def _drawn(self, targets: Targets, num_requests: int | None, are_alone: bool, has_prefix: bool) -> Load:
         prompt, answer = self._distributions()

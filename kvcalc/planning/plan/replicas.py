@@ -29,6 +29,7 @@ from kvcalc.planning.plan.traffic import (
     replica_of,
     times_of,
 )
+from kvcalc.question.fields import AT_RANDOM
 from kvcalc.records import NamedTuple
 from kvcalc.search import largest_where, smallest_where
 
@@ -42,8 +43,8 @@ TIMES = (
     "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds", "tpot_judged_seconds",
 )  # fmt: skip
 _RATES = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second")
-# So many replicas are simulated together.
-_FEW_REPLICAS = 4
+# So many replicas are simulated together, and so many of those that serve clients.
+_FEW_REPLICAS, _FEW_OF_CLIENTS = 4, 8
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
 _WORTH_IT = 1.02
@@ -86,14 +87,16 @@ class OnePool(NamedTuple):
         return None if rate is None else rate / (self.replicas * one.full(self.probe).serving["requests_per_second"])
 
     @property
-    def judged_utilization(self) -> float:
-        """The same with steps as long as they are judged. 0 for clients."""
-        return (self.utilization or 0.0) * self.probe.step_factor
-
-    @property
     def least_replicas(self) -> int:
-        """The fewest replicas that the closed form does not call overloaded."""
-        return max(1, ceil((self.utilization or 0.0) * self.replicas))
+        """The fewest replicas that may serve the load, by the closed form: those that keep up with a rate.
+
+        If no limit is on the time in the queue, they run all clients at once.
+        """
+        targets = self.traffic.targets
+        if targets.concurrency is not None and targets.limits_waiting:
+            return 1
+        free = smallest(self.traffic.without_limits(), self.kind, self.shape)
+        return free.replicas if isinstance(free, OnePool) else self.replicas
 
     @property
     def weight(self) -> float:
@@ -104,10 +107,9 @@ class OnePool(NamedTuple):
     def cost_per_hour(self) -> float | None:
         return None if self.kind.price is None else self.kind.price * self.num_devices
 
-    @property
-    def in_flight(self) -> float:
-        """The requests that are in the system at once."""
-        return self.replicas * self.probe.running
+    def in_flight(self, simulation: Simulates, targets: Targets) -> float:
+        """The requests that are in the simulated system at once."""
+        return self.together(simulation, targets) * self.probe.running
 
     def times(self) -> dict[str, tuple[float, float]]:
         """The estimates of TTFT and TPOT, and the times that are judged."""
@@ -137,28 +139,33 @@ class OnePool(NamedTuple):
         self, simulation: Simulates, targets: Targets, num_requests: int | None, step_factor: float, *, is_alone: bool
     ) -> tuple[OnePool, Simulated]:
         """The layout with what its simulation says, and the simulation."""
-        question = replica_of(self.traffic, self.kind, self.shape, self.replicas)
+        number = 1 if is_alone else self.together(simulation, targets)
+        if number < self.replicas and not is_alone:
+            targets = targets.of_share(number / self.replicas)
+        # Whole copies of a model are servers of their own.
+        one, copies = self.shape.one_copy, self.shape.num_devices // self.shape.one_copy.num_devices
+        question = replica_of(self.traffic, self.kind, one, number * copies)
         question = question._replace(context_tokens=self.traffic.context_for(self.kind.engine))
-        replicas = None if is_alone else self.replicas
-        found = simulation.run(question, targets, replicas, num_requests, step_factor)
+        found = simulation.run(question, targets, None if is_alone else number * copies, num_requests, step_factor)
+        share = self.replicas / number
+        found = found._replace(
+            requests_per_second=share * found.requests_per_second, tokens_per_second=share * found.tokens_per_second
+        )
         return self._replace(most_running=found.most_running), found
 
-    def with_times(self, simulation: Simulates) -> OnePool:
-        """The layout with the times and the rates of its load, simulated with steps as long as they are estimated.
+    def together(self, simulation: Simulates, targets: Targets) -> int:
+        """The replicas that are simulated together. Of many, a few have their share (`Targets.of_share`).
 
-        A few replicas are simulated together. Of many, one has its share.
+        That is exact for one of the replicas whose requests arrive at random. Of clients, a router sends some replicas
+        more than others.
         """
-        targets, number = self.traffic.targets, self.replicas
-        if simulation.trace is None and number > _FEW_REPLICAS:
-            targets, number = targets.of_one(number), 1
-        _, simulated = self._replace(replicas=number).run(simulation, targets, None, 1.0, is_alone=False)
-        share = self.replicas / number
-        return self._replace(
-            simulated=simulated._replace(
-                requests_per_second=share * simulated.requests_per_second,
-                tokens_per_second=share * simulated.tokens_per_second,
-            )
-        )
+        if simulation.trace is not None or simulation.router != AT_RANDOM or self.replicas <= _FEW_REPLICAS:
+            return self.replicas
+        return 1 if targets.concurrency is None else min(self.replicas, _FEW_OF_CLIENTS)
+
+    def with_times(self, simulation: Simulates) -> OnePool:
+        """The layout with the times and the rates of its load, simulated with steps as long as they are estimated."""
+        return self._replace(simulated=self.run(simulation, self.traffic.targets, None, 1.0, is_alone=False)[1])
 
     def printed(self) -> dict[str, float | None]:
         """The times and the rates of its row. The ranges are as wide as those of the closed form."""
@@ -261,20 +268,10 @@ def _layouts(traffic: Traffic, kind: Platform, shapes: list[Layout], keep: int) 
     return Found(layouts, trouble or (None if layouts else refused))
 
 
-def why_not(layouts: list[OnePool], trouble: Trouble | None) -> str | None:
-    """Why the second choice lost. If only one layout serves, the largest of the others is the second choice."""
-    if len(layouts) == 1:
-        return None if trouble is None else trouble.reason
-    first, second = layouts[:2]
-    return f"{second}: {second.why_more(first) or as_many_devices(second.tokens_per_second, first.tokens_per_second)}"
-
-
 def as_many_devices(slower: float, faster: float) -> str:
-    """Why a layout lost that needs the same number of devices: by its tokens per second, if these differ as printed."""
-    texts = f"{slower:,.0f}", f"{faster:,.0f}"
-    speed = "same speed" if texts[0] == texts[1] else f"{texts[0]} tokens per second, not {texts[1]}"
-    if slower > faster and texts[0] != texts[1]:  # experts split in another way
-        speed = f"less than {_WORTH_IT - 1:.0%} faster"
+    """Why a layout lost that needs the same number of devices: by its tokens per second, if it is slower by 2 %."""
+    is_slower = slower * _WORTH_IT < faster
+    speed = f"{slower:,.0f} tokens per second, not {faster:,.0f}" if is_slower else "as fast"
     return f"same number of devices, {speed}"
 
 

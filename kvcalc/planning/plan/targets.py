@@ -64,6 +64,11 @@ class Targets(NamedTuple):
         """The highest percentile that a target names. None if all targets limit means."""
         return max((row.percentile for row in self.limits if row.percentile is not None), default=None)
 
+    @property
+    def limits_waiting(self) -> bool:
+        """Whether a limit is on a time that includes the time in the queue."""
+        return self.max_ttft_seconds is not None or self.max_e2e_seconds is not None
+
     def describe(self, confidence: int) -> documents.PlanTargets:
         """The `targets` part of a document."""
         return {**self._asdict(), "confidence": confidence}  # type: ignore[typeddict-item]
@@ -76,12 +81,12 @@ class Targets(NamedTuple):
             concurrency=None if clients is None else ceil(clients * (1 + headroom)),
         )
 
-    def of_one(self, replicas: int) -> Targets:
-        """The targets of one of so many replicas. What a router sends at random to one of them arrives at random."""
+    def of_share(self, share: float) -> Targets:
+        """The targets of a share of the replicas. What a router sends at random to one of them arrives at random."""
         rate, clients = self.requests_per_second, self.concurrency
         return self._replace(
-            requests_per_second=None if rate is None else rate / replicas,
-            concurrency=None if clients is None else ceil(clients / replicas),
+            requests_per_second=None if rate is None else rate * share,
+            concurrency=None if clients is None else max(1, round(clients * share)),
         )
 
     def without_limits(self) -> Targets:

@@ -178,7 +178,7 @@ def check_load(load: Load) -> None:
         raise UsageError(f"{' or '.join(ways)} is missing", "for example --requests-per-second 5")
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} cannot be combined", "use one")
-    if (load.clients or 0) > _MOST_CLIENTS:
+    if load.number is None and (load.clients or 0) > _MOST_CLIENTS:
         option = "--concurrency" if load.users is None else "--users"
         raise UsageError(f"{option} {load.clients:,}: too many to simulate", f"at most {_MOST_CLIENTS:,}")
     if load.users is not None and not load.think_seconds:

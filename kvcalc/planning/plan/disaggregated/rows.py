@@ -5,7 +5,7 @@ And the points of separate instances on the Pareto front.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.matching import Load
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, joined_kinds, same_kind
-from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, find_split, pair_of
+from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import (
     TwoPools,
     describe_energy,
@@ -26,6 +26,8 @@ from kvcalc.planning.plan.disaggregated.split import (
     describe_transfer,
     prompts_held,
 )
+from kvcalc.planning.plan.finalists import find_pools
+from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.replicas import as_many_devices, more_devices
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import (
@@ -48,7 +50,6 @@ from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.planning.plan.judge import Judge
     from kvcalc.planning.plan.targets import Simulates
 
 
@@ -98,24 +99,19 @@ class SplitPlan(NamedTuple):
     """What all rows have in common: the instances of the traffic, the link between them, and the simulation if any.
 
     All kinds together have at most `most` devices. At most `num_simulated` pairs of layouts are simulated for a row,
-    None for the default. `confirm` makes the load that confirms what the closed form chooses, None if it decides alone.
+    None for the default.
     """
 
     known: Instances
     transfer: int | str
     most: int
     checkpoint: Checkpoint
-    simulation: Simulates | None = None
+    simulation: Simulates
     num_simulated: int | None = None
-    confirm: Callable[[], Simulates] | None = None
 
-    def judge(self, simulation: Simulates | None) -> Judge | None:
-        """A judge for a row. None if nothing is simulated."""
-        if simulation is None:
-            return None
-        from kvcalc.planning.plan.judge import Judge
-
-        return Judge(self.known.traffic.targets, simulation)
+    def judge(self) -> Judge:
+        """A judge for a row."""
+        return Judge(self.known.traffic.targets, self.simulation)
 
 
 def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> SplitRows:
@@ -126,16 +122,18 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[docu
     all_rows: list[documents.PlanRow] = []
     notes, finalists = list[list[Note]](), list["documents.PlanFinalist"]()
     for kind, row in zip(kinds, rows):
-        judge = asked.judge(asked.simulation)
+        judge = asked.judge()
         try:
-            found: TwoPools | Trouble | KvcalcError = _find(asked, [same_kind(kind, asked.transfer)], judge)
+            found: TwoPools | Trouble | KvcalcError = find_pools(
+                asked.known, [same_kind(kind, asked.transfer)], judge, asked.num_simulated
+            )  # fmt: skip
         except KvcalcError as error:
             found = error
         split, own = describe_split(asked, row, found, judge)
         row = {**row, "disaggregated": None, "next_mode": None}
         all_rows += _in_order(kind, row, split, asked.known.traffic.targets)
         notes.append(own)
-        finalists += judge.describe() if judge is not None else []
+        finalists += judge.describe()
     return _with_mixed(asked, kinds, SplitRows(all_rows, grouped_notes(kinds, notes), finalists))
 
 
@@ -143,14 +141,14 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) ->
     added, finalists = list["documents.PlanRow"](), list["documents.PlanFinalist"]()
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
-        judge = asked.judge(asked.simulation)
+        judge = asked.judge()
         joined = joined_kinds([kind for kind in kinds if kind.engine == engine], asked.transfer, asked.most)
         try:
-            found = _find(asked, joined, judge)
+            found = find_pools(asked.known, joined, judge, asked.num_simulated)
         except KvcalcError:  # the rows of one kind say why
             continue
         finally:
-            finalists += judge.describe() if judge is not None else []
+            finalists += judge.describe()
         if not isinstance(found, TwoPools):
             continue
         name = found.kinds.text
@@ -163,17 +161,6 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) ->
     names = dict.fromkeys((row["engine"], row["gpu"]) for row in [*rows.rows, *added])
     notes = [*rows.notes, *group_notes(about_rows, list(names))]
     return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
-
-
-def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None) -> TwoPools | Trouble:
-    from kvcalc.planning.plan.finalists import find_confirmed_pools, find_pools
-
-    if judge is not None:
-        return find_pools(asked.known, joined, judge, asked.num_simulated)
-    confirming = asked.judge(None if asked.confirm is None else asked.confirm())
-    if confirming is not None:
-        return find_confirmed_pools(asked.known, joined, confirming)
-    return find_split(asked.known, joined)
 
 
 def _in_order(
@@ -208,7 +195,7 @@ def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRo
 
 
 def describe_split(
-    asked: SplitPlan, beside: documents.PlanRow, found: TwoPools | Trouble | KvcalcError, judge: Judge | None
+    asked: SplitPlan, beside: documents.PlanRow, found: TwoPools | Trouble | KvcalcError, judge: Judge
 ) -> tuple[documents.PlanRow, list[Note]]:
     """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
     row: Any = dict.fromkeys((*beside, "disaggregated", "next_mode"))
@@ -255,13 +242,12 @@ def describe_split(
             "commands": {role: join(commands[role]) for role in ROLES},
         },
     )  # fmt: skip
-    if judge is not None:
-        row.update(judge.describe_limits(found))
-    trace = None if asked.simulation is None else asked.simulation.trace
+    row.update(judge.describe_limits(found))
+    trace = asked.simulation.trace
     paid = tokens_per_second / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     row.update(describe_energy(found, traffic.lengths))
-    return row, [*_notes(found.kinds.decode, answers), *(judge.notes() if judge is not None else ())]
+    return row, [*_notes(found.kinds.decode, answers), *judge.notes()]
 
 
 def _limited(found: TwoPools) -> TwoPools:

@@ -54,8 +54,8 @@ class TwoPools(NamedTuple):
     def cost_per_hour(self) -> float | None:
         return self.kinds.cost_per_hour(self.devices_of(self.numbers))
 
-    @property
-    def in_flight(self) -> float:
+    def in_flight(self, simulation: Simulates, targets: Targets) -> float:
+        """The requests that are in the simulated system at once."""
         times = self.match.times
         stay: float = times.ttft_seconds + self.decode.rates.output_tokens * times.tpot_seconds
         return times.requests_per_second * stay
