@@ -29,8 +29,7 @@ class TokenCache:
     block_size: int | None = None
     table: Tensor | None = None
     behind: tuple[int, ...] = ()
-    tensor_scales: tuple[float, ...] = ()
-    """The scales of all rows of each tensor, if there is one for each."""
+    starts: tuple[int, ...] = ()
 
     def __init__(
         self, batch_size: int, shapes: tuple[tuple[int, int], ...], max_tokens: int, window: int | None,
@@ -54,7 +53,6 @@ class TokenCache:
         elif stored_dtype is not None:
             counts = [heads if scaling == "head" else 1 for heads, _ in shapes]
             self._fixed = tuple(fixed_scales(count, stored_dtype).to(device)[:, None, None] for count in counts)
-            self.tensor_scales = tuple(float(fixed_scales(1, stored_dtype)) for _ in shapes if scaling == "tensor")
             # A head's rows have one scale, so that the strides of all dimensions but the heads' are 0.
             at = [1 if size != -1 else -1 for size in self._shape(0, -1, 1)]
             self.scales = tuple(
@@ -75,16 +73,6 @@ class TokenCache:
     def lengths(self) -> tuple[int, ...]:
         """The number of tokens in the cache for each sequence."""
         return (self.held,) * self.batch_size
-
-    @property
-    def capacities(self) -> tuple[int, ...]:
-        """The most tokens that are kept, for each sequence."""
-        return (self.capacity,) * self.batch_size
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """The row at which each sequence begins, and the number of all rows, if the cache has one head."""
-        return tuple(range(0, self.batch_size * self.capacity + 1, self.capacity))
 
     def each(self) -> list[TokenCache]:
         """Caches whose sequences have one length: this one. If it is ragged, one for each sequence, over its memory."""

@@ -1,7 +1,7 @@
 """The self-check: on a small shape of the same kind, prefill plus cached decode must equal one full causal pass.
 
 It checks the modules and their caches, with plain attention in fp32. Kernels are checked at the shape, length and dtype
-at which they are timed (`kvcalc.measure.choose`); those of libraries run neither fp32 nor small heads.
+at which they are timed (`kvcalc.measure.choose`); those for GPUs do not run fp32.
 """
 
 from __future__ import annotations

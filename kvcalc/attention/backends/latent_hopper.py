@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kvcalc.attention.backends import split_kv
-from kvcalc.attention.backends.base import LATENT_WIDTHS
+from kvcalc.attention.backends.triton import LATENT_WIDTHS
 from kvcalc.attention.launch import launch
 
 HEADS = TOKENS = 64
