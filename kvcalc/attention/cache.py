@@ -164,7 +164,7 @@ class GrowingCache(TokenCache):
         # After a rewind, the tensors have more rows than the cache holds. The rows at the end are forgotten.
         pieces = [(old[:, :, : self.held], new) for old, new in zip((*self.tensors, *self.scales), rows)]
         # A view would keep the whole storage alive.
-        grown = [_joined(piece)[:, :, -self.capacity :].contiguous() for piece in pieces]
+        grown = [torch.cat(piece, dim=2)[:, :, -self.capacity :].contiguous() for piece in pieces]
         self.tensors, self.scales = tuple(grown[: len(self.tensors)]), tuple(grown[len(self.tensors) :])
 
     def rewind(self, length: int) -> None:
@@ -173,7 +173,8 @@ class GrowingCache(TokenCache):
         super().rewind(length)
         if full:
             self.tensors, self.scales = (
-                tuple(_joined((t[:, :, :1], t[:, :, :-1])) for t in kept) for kept in (self.tensors, self.scales)
+                tuple(torch.cat((t[:, :, :1], t[:, :, :-1]), dim=2) for t in kept)
+                for kept in (self.tensors, self.scales)
             )
 
 
@@ -265,11 +266,6 @@ def held_bytes(caches: Iterable[Any]) -> int:
     return sum(storages.values())
 
 
-def _joined(pieces: tuple[Tensor, Tensor]) -> Tensor:
-    """The rows of both pieces, along the dimension of the tokens."""
-    return torch.cat([as_bytes(piece) for piece in pieces], dim=2).view(pieces[0].dtype)
-
-
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A view that can be indexed and joined. torch cannot index 8-bit floats, nor join few of them up to 2.5."""
+    """A view that can be indexed. Older torch cannot index 8-bit floats."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

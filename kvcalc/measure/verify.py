@@ -66,7 +66,7 @@ def verify(shape: AttentionShape, window: int | None, request: Request) -> docum
     share.core = Backend()
     if isinstance(share, MultiHeadLatentAttention):
         share.expands = storage.mla == "expanded"
-    with group.without_gradients():
+    with torch.inference_mode():
         x = group.same(torch.randn(_BATCH, _TOKENS, 64, device=device))
         full = layer(x)
         cache = make_cache(share, (_TOKENS,) * _BATCH, torch.float32, device, _small_storage(storage))
