@@ -117,7 +117,6 @@ FIELDS: dict[str, tuple[str, object, Options]] = {
     "reuse in turns": ("reuse", library.CacheReuse(turns=3), {"--turns": "3"}),
     "reuse of tiers": ("reuse", library.CacheReuse(offload=(("cpu", 10**11),)), {"--offload": "cpu=100GB"}),
     "reuse after a transfer": ("reuse", library.CacheReuse(transfer="nvlink"), {"--transfer-bandwidth": "nvlink"}),
-    "reuse without tiers": ("reuse", library.CacheReuse(backend="lmcache"), {"--offload-backend": "lmcache"}),
 }  # fmt: skip
 
 

@@ -86,7 +86,6 @@ THIRD_PARTY = {
         "attention/backends/split_kv.py",
         "attention/backends/latent_hopper.py",
         "attention/fused_step.py",
-        "attention/launch.py",
     ),
     "psutil": ("measure/",),
     "pynvml": ("measure/",),

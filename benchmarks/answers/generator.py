@@ -350,8 +350,6 @@ def _prefix(asking: Asking) -> None:
         asking.give(prefix_tokens=1024)
         if random.random() < 0.3:
             asking.give(offload_bandwidth="cpu=40GB/s")
-        if random.random() < 0.2:
-            asking.give(offload_backend="lmcache")
 
 
 def _drafted(asking: Asking) -> None:

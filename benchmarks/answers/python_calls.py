@@ -162,8 +162,6 @@ def _take_types(given: dict[str, Any], arguments: dict[str, Any]) -> None:
     for name, field in (("offload", "offload"), ("offload-bandwidth", "bandwidths")):
         if name in given:
             reuse[field] = _tiers(given.pop(name))
-    if "offload-backend" in given:
-        reuse["backend"] = given.pop("offload-backend")
     if "transfer-bandwidth" in given:
         reuse["transfer"] = _rate(given.pop("transfer-bandwidth"))
     if reuse:

@@ -29,8 +29,7 @@ class TokenCache:
     block_size: int | None = None
     table: Tensor | None = None
     behind: tuple[int, ...] = ()
-    tensor_scales: tuple[float, ...] = ()
-    """The scales of all rows of each tensor, if there is one for each."""
+    starts: tuple[int, ...] = ()
 
     def __init__(
         self, batch_size: int, shapes: tuple[tuple[int, int], ...], max_tokens: int, window: int | None,
@@ -54,7 +53,6 @@ class TokenCache:
         elif stored_dtype is not None:
             counts = [heads if scaling == "head" else 1 for heads, _ in shapes]
             self._fixed = tuple(fixed_scales(count, stored_dtype).to(device)[:, None, None] for count in counts)
-            self.tensor_scales = tuple(float(fixed_scales(1, stored_dtype)) for _ in shapes if scaling == "tensor")
             # A head's rows have one scale, so that the strides of all dimensions but the heads' are 0.
             at = [1 if size != -1 else -1 for size in self._shape(0, -1, 1)]
             self.scales = tuple(
@@ -75,16 +73,6 @@ class TokenCache:
     def lengths(self) -> tuple[int, ...]:
         """The number of tokens in the cache for each sequence."""
         return (self.held,) * self.batch_size
-
-    @property
-    def capacities(self) -> tuple[int, ...]:
-        """The most tokens that are kept, for each sequence."""
-        return (self.capacity,) * self.batch_size
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """The row at which each sequence begins, and the number of all rows, if the cache has one head."""
-        return tuple(range(0, self.batch_size * self.capacity + 1, self.capacity))
 
     def each(self) -> list[TokenCache]:
         """Caches whose sequences have one length: this one. If it is ragged, one for each sequence, over its memory."""
@@ -176,7 +164,7 @@ class GrowingCache(TokenCache):
         # After a rewind, the tensors have more rows than the cache holds. The rows at the end are forgotten.
         pieces = [(old[:, :, : self.held], new) for old, new in zip((*self.tensors, *self.scales), rows)]
         # A view would keep the whole storage alive.
-        grown = [_joined(piece)[:, :, -self.capacity :].contiguous() for piece in pieces]
+        grown = [torch.cat(piece, dim=2)[:, :, -self.capacity :].contiguous() for piece in pieces]
         self.tensors, self.scales = tuple(grown[: len(self.tensors)]), tuple(grown[len(self.tensors) :])
 
     def rewind(self, length: int) -> None:
@@ -185,7 +173,8 @@ class GrowingCache(TokenCache):
         super().rewind(length)
         if full:
             self.tensors, self.scales = (
-                tuple(_joined((t[:, :, :1], t[:, :, :-1])) for t in kept) for kept in (self.tensors, self.scales)
+                tuple(torch.cat((t[:, :, :1], t[:, :, :-1]), dim=2) for t in kept)
+                for kept in (self.tensors, self.scales)
             )
 
 
@@ -277,11 +266,6 @@ def held_bytes(caches: Iterable[Any]) -> int:
     return sum(storages.values())
 
 
-def _joined(pieces: tuple[Tensor, Tensor]) -> Tensor:
-    """The rows of both pieces, along the dimension of the tokens."""
-    return torch.cat([as_bytes(piece) for piece in pieces], dim=2).view(pieces[0].dtype)
-
-
 def as_bytes(tensor: Tensor) -> Tensor:
-    """A view that can be indexed and joined. torch cannot index 8-bit floats, nor join few of them up to 2.5."""
+    """A view that can be indexed. Older torch cannot index 8-bit floats."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

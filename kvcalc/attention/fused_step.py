@@ -10,13 +10,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 from kvcalc.attention.cache import PagedCache, TokenCache
-from kvcalc.attention.launch import CompilerError, launch
 from kvcalc.attention.ragged import RaggedCache
 from kvcalc.attention.rope import RotaryEmbedding
 
-__all__ = ["CompilerError", "can_store", "is_right", "rotate_and_append"]
+__all__ = ["TritonError", "can_store", "is_right", "rotate_and_append"]
 
 # Adding and subtracting 1.5 * 2**23 rounds an fp32 number to an integer, halves to the even one.
 _ROUNDS = tl.constexpr(12582912.0)
@@ -107,7 +107,7 @@ def rotate_and_append(
 ) -> Tensor:  # fmt: skip
     """See `kvcalc.attention.step.rotate_and_append`.
 
-    Raises ValueError beyond the cache's max_tokens, and CompilerError, with nothing appended, if it does not compile.
+    Raises ValueError beyond the cache's max_tokens, and TritonError, with nothing appended, if it does not compile.
     """
     if cache.length >= cache.max_tokens:
         raise ValueError(f"{cache.length} + 1 tokens do not fit a cache of {cache.max_tokens}")
@@ -125,8 +125,7 @@ def rotate_and_append(
     kept, first = key if value is None else value, key if front is None else front
     out = torch.empty(batch, heads, 1, width, dtype=query.dtype, device=query.device)
     groups = key.shape[1]
-    launch(
-        step, (heads + groups * (1 if value is None else 2), batch),
+    step[heads + groups * (1 if value is None else 2), batch](
         query, out, key, first, kept, cos, sin, *tensors, scales[0], scales[-1],
         query if cache.table is None else cache.table, *places, slot, query.stride(0), query.stride(1),
         key.stride(0), key.stride(1), first.stride(0), kept.stride(0), kept.stride(1), *strides,

@@ -20,8 +20,6 @@ class RaggedCache(TokenCache):
     """
 
     is_ragged = True
-    capacities: tuple[int, ...] = ()
-    starts: tuple[int, ...] = ()
 
     def __init__(
         self, lengths: tuple[int, ...], shapes: tuple[tuple[int, int], ...], window: int | None, dtype: torch.dtype,
@@ -115,7 +113,7 @@ class _PagedSequence(PagedCache):
 
 
 def _copy_sizes(one: TokenCache, whole: RaggedCache, number: int) -> None:
-    one.scaling, one._fixed, one.tensor_scales = whole.scaling, whole._fixed, whole.tensor_scales
+    one.scaling, one._fixed = whole.scaling, whole._fixed
     one.batch_size, one.dtype, one.stored_dtype, one.length = 1, whole.dtype, whole.stored_dtype, 0
     one.capacity, one.max_tokens = whole.capacities[number], whole.max_tokens - whole.behind[number]
 

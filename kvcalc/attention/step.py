@@ -28,7 +28,7 @@ def rotate_and_append(
     """
     kernel = _kernel(query.device) if query.device.type == "cuda" and cache.layout != "growing" else None
     if kernel is not None and kernel.can_store(cache):
-        with suppress(kernel.CompilerError):  # it does not compile for this shape
+        with suppress(kernel.TritonError):  # it does not compile for this shape
             rotated: Tensor = kernel.rotate_and_append(rope, query, key, cache, value, front)
             return rotated
     start = cache.length

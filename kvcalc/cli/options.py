@@ -44,7 +44,7 @@ GROUPS = {
     "PREFIX": "prefix-hit-rate",
     # Common prefixes of requests, and slower memory for evicted blocks.
     "SHARED": "prefix-tokens turns",
-    "OFFLOAD": "offload offload-bandwidth offload-backend",
+    "OFFLOAD": "offload offload-bandwidth",
     "IMAGES": "images image-size",
     # An attention other than the model's own.
     "WHAT_IF_SIZES": "kv-heads kv-lora-rank qk-rope-head-dim",

@@ -255,7 +255,6 @@ def _reuse_of(given: _Given) -> CacheReuse | None:
 
     tiers = {"offload": tier_sizes_of(given), "bandwidths": tier_rates_of(given)}
     found = CacheReuse(**{**values_of(CacheReuse, given), **tiers})
-    _check_needs(given, "backend")
     return None if found == CacheReuse() else found
 
 

@@ -694,8 +694,6 @@ class ReuseTurn(TypedDict):
 class ReuseTiers(TypedDict):
     """memory for blocks evicted from the device's cache (--offload), of one replica"""
 
-    backend: Literal["native", "lmcache"]
-    """native: the engine itself"""
     unit_tokens: Count
     """tokens that are kept and moved as a whole"""
     unit_bytes: Whole

@@ -27,18 +27,16 @@ OF_HIDDEN_STATES = (MTP, EAGLE, EAGLE1)
 class Reuse:
     """The rules of the engine that is called `engine`.
 
-    `tiers` are those of its own backend, and `takes_lmcache` is whether LMCache can keep them instead. With
-    `keeps_one_copy`, a tier keeps rows that every device has in full (MLA) once for all devices. With
-    `copies_at_once`, a block is copied to the next tier when it is computed, so that a tier also has what the tiers
-    before it have; else it moves there when it is evicted. A tier rounds the bytes of a block up to a multiple of
-    `tier_page_bytes`.
+    `tiers` are those that it has. With `keeps_one_copy`, a tier keeps rows that every device has in full (MLA) once for
+    all devices. With `copies_at_once`, a block is copied to the next tier when it is computed, so that a tier also has
+    what the tiers before it have; else it moves there when it is evicted. A tier rounds the bytes of a block up to a
+    multiple of `tier_page_bytes`.
 
     `draft_option` is the setting for the number of drafted tokens, on which recurrent states depend, and `checked_more`
     is what it counts beyond them. `ngram_settings` are the settings that drafting with n-grams adds.
     """
 
     tiers: tuple[str, ...] = ()
-    takes_lmcache = False
     keeps_one_copy = False
     copies_at_once = False
     tier_page_bytes = 1

@@ -73,14 +73,13 @@ class Choice(NamedTuple):
 def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
     """The case that a backend has to run for `layer`."""
     asked = query.device, query.dtype, layer.num_heads
-    kept = cache.layout, cache.stored_dtype, cache.block_size
-    kinds = cache.is_ragged, cache.scaling
+    kept = cache.layout, cache.stored_dtype
     if isinstance(layer, GroupedAttention):
-        return Case(*asked, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, *kept, False, *kinds)
+        return Case(*asked, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, *kept, False, cache.is_ragged)
     if layer.expands:
         widths = layer.nope + layer.rope_width, layer.v_head_dim
         return Case(*asked, layer.num_heads, *widths, is_ragged=cache.is_ragged)
-    return Case(*asked, 1, layer.rank + layer.rope_width, layer.rank, *kept, True, *kinds)
+    return Case(*asked, 1, layer.rank + layer.rope_width, layer.rank, *kept, True, cache.is_ragged)
 
 
 def choose(

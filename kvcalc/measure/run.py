@@ -173,7 +173,7 @@ def run_with_cache(spec: ModelSpec, request: Request, report: Report, slow: Slow
     `slow` are the backends that earlier runs found too slow, and learns from this one.
     """
     watch = MemoryWatch(request.device)
-    with request.group.without_gradients():
+    with torch.inference_mode():
         stack = build(spec, request, report)
         allocated, expected = make_caches(stack, request)
         if request.device.type == "cpu":
@@ -198,7 +198,7 @@ def run_with_cache(spec: ModelSpec, request: Request, report: Report, slow: Slow
 def run_without_cache(spec: ModelSpec, request: Request, report: Report) -> Measured:
     """Run without a cache: every step runs the whole prefix through all layers."""
     watch = MemoryWatch(request.device)
-    with request.group.without_gradients():
+    with torch.inference_mode():
         stack = build(spec, request, report)
         prefix = inputs(spec, request)(request.context_tokens)
         outputs: list[Tensor] = []

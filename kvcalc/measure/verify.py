@@ -1,7 +1,7 @@
 """The self-check: on a small shape of the same kind, prefill plus cached decode must equal one full causal pass.
 
 It checks the modules and their caches, with plain attention in fp32. Kernels are checked at the shape, length and dtype
-at which they are timed (`kvcalc.measure.choose`); those of libraries run neither fp32 nor small heads.
+at which they are timed (`kvcalc.measure.choose`); those for GPUs do not run fp32.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def verify(shape: AttentionShape, window: int | None, request: Request) -> docum
     share.core = Backend()
     if isinstance(share, MultiHeadLatentAttention):
         share.expands = storage.mla == "expanded"
-    with group.without_gradients():
+    with torch.inference_mode():
         x = group.same(torch.randn(_BATCH, _TOKENS, 64, device=device))
         full = layer(x)
         cache = make_cache(share, (_TOKENS,) * _BATCH, torch.float32, device, _small_storage(storage))

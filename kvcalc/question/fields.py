@@ -269,7 +269,6 @@ TYPES = {
     # Texts.
     "text": ValueType(check_text, lambda text, option: text),
     "word": ValueType(check_text, lambda text, option: text.casefold()),
-    "stripped": ValueType(check_text, lambda text, option: text.strip().casefold()),
     "router": ValueType(_check_router, _parse_router), "link": ValueType(_check_count_or_text, _parse_link),
     "network": ValueType(_COUNT.check, parse_network),
     "lengths": ValueType(_check_count_or_text),

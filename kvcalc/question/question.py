@@ -97,16 +97,14 @@ class CacheReuse(NamedTuple):
 
     Every request begins with the same `prefix_tokens` tokens. A session has `turns` turns, of which the last one has
     the length of the question; each turn repeats the session so far. `offload` has the bytes of each tier of memory,
-    of one replica, and `bandwidths` its rate in bytes per second if that is given. `backend` keeps the tiers: the
-    engine itself, or LMCache. `transfer` is the link between a prefill and a decode instance: bytes per second of one
-    device, or the name of a link.
+    of one replica, and `bandwidths` its rate in bytes per second if that is given. `transfer` is the link between a
+    prefill and a decode instance: bytes per second of one device, or the name of a link.
     """
 
     prefix_tokens: int = 0
     turns: int | None = None
     offload: tuple[tuple[str, int], ...] = ()
     bandwidths: tuple[tuple[str, int], ...] = ()
-    backend: str = "native"
     transfer: int | str | None = None
 
 

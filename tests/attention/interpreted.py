@@ -21,7 +21,7 @@ from triton.runtime import interpreter
 
 from kvcalc.attention import fused_step, step
 from kvcalc.attention.backends import split_kv
-from kvcalc.attention.backends.libraries import Triton
+from kvcalc.attention.backends.triton import Triton
 from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.core import eager_attention
 from kvcalc.attention.ragged import RaggedCache

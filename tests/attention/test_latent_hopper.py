@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvcalc.attention.backends.libraries import why_not_hopper
+from kvcalc.attention.backends.triton import why_not_hopper
 from tests.attention.test_split_kv import check_on_a_gpu, compile_for, spilled_bytes
 from tests.conftest import at_night
 

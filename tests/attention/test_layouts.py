@@ -94,21 +94,3 @@ def test_quantized_rows_and_their_scales_are_counted(layout: str, stored: torch.
     cache.append(rows(1, 8))
     assert held_bytes([cache]) == 2 * 3 * 8 * (9 + 2 * 4)
     torch.testing.assert_close(cache.views()[1], rows(1, 8)[1])
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_a_torch_that_cannot_join_8_bit_floats(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch 2.5 on a CPU, with few elements."""
-    join = torch.cat
-
-    def as_in_2_5(tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
-        assert all(tensor.dtype != torch.float8_e4m3fn for tensor in tensors)
-        return join(tensors, dim)
-
-    monkeypatch.setattr(torch, "cat", as_in_2_5)
-    cache = GrowingCache(2, SHAPES, 8, window, torch.float32, CPU, torch.float8_e4m3fn)
-    for number in (1, 2, 3, 4, 5):
-        cache.append(rows(number, 1))
-    cache.rewind(4)
-    cache.append(rows(6, 1))
-    assert [int(n) for n in cache.views()[0][0, 0, :, 0]] == [1, 2, 3, 4, 6][-(window or 5) :]

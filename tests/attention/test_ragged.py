@@ -1,4 +1,4 @@
-"""Sequences of different lengths: what the cache keeps, and all backends that run without a GPU or against a stub."""
+"""Sequences of different lengths: what the cache keeps, and all backends that run without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kvcalc.attention.core import eager_attention
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.ragged import RaggedCache
-from tests.attention import library_stubs
 
 CPU = torch.device("cpu")
 LENGTHS = (37, 400, 5, 129)
@@ -109,50 +108,3 @@ def test_layers_decode_as_each_sequence_alone(block_size: int | None, expands: b
             together = layer(x[:, step : step + 1], ragged)
             apart = [layer(x[n : n + 1, step : step + 1], own) for n, own in enumerate(alone)]
             torch.testing.assert_close(together, torch.cat(apart))
-
-
-@pytest.mark.parametrize("block_size", [None, 256])
-@pytest.mark.parametrize("name", ["flash-attn", "flash-attn-3", "flashinfer"])
-def test_libraries_take_the_lengths(monkeypatch: pytest.MonkeyPatch, name: str, block_size: int | None) -> None:
-    """One call for all sequences, over the cache's own memory; but flash-attn's packed sequences must be full."""
-    flash_attn, flashinfer, _, flash_attn_3 = library_stubs.install(monkeypatch)
-    cache, rows = filled(((2, 64), (2, 64)), dtype=torch.float16, block_size=block_size)
-    query = torch.randn(4, 8, 1, 64).half()
-    assert BACKENDS[name].takes_lengths
-    out = BACKENDS[name].attend(query, cache, 0.1)
-    torch.testing.assert_close(out.float(), expected(query, cache, rows, 0.1, None), atol=3e-3, rtol=1e-2)
-    calls = {
-        "flash-attn": len(flash_attn.calls),
-        "flash-attn-3": len(flash_attn_3.calls),
-        "flashinfer": flashinfer.runs,
-    }
-    assert {other for other, number in calls.items() if number} == {name}
-    assert calls[name] == 1
-    cache.rewind(399)
-    assert cache.lengths == (36, 399, 4, 128)
-    before = BACKENDS[name].attend(query, cache, 0.1)
-    apart = [BACKENDS["grouped-matmul"].decode(query[n : n + 1], one, 0.1) for n, one in enumerate(cache.each())]
-    torch.testing.assert_close(before, torch.cat(apart), atol=3e-3, rtol=1e-2)
-
-
-@pytest.mark.parametrize("block_size", [None, 64])
-@pytest.mark.parametrize("name", ["flash-attn-3", "flashinfer", "flashmla"])
-def test_libraries_take_the_lengths_of_latents(
-    monkeypatch: pytest.MonkeyPatch, name: str, block_size: int | None
-) -> None:
-    library_stubs.install(monkeypatch)
-    cache = RaggedCache((128, 448, 64, 192), ((1, 576),), None, torch.bfloat16, CPU, block_size=block_size)
-    torch.manual_seed(0)
-    cache.append((torch.randn(4, 1, 447, 576).bfloat16(),))
-    query = torch.randn(4, 16, 1, 576).bfloat16()
-    out = BACKENDS[name].attend(query, cache, 0.05, 512)
-    apart = [BACKENDS["grouped-matmul"].decode(query[n : n + 1], one, 0.05, 512) for n, one in enumerate(cache.each())]
-    torch.testing.assert_close(out, torch.cat(apart), atol=2e-2, rtol=2e-2)
-
-
-def test_packed_pages_that_are_not_whole_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    library_stubs.install(monkeypatch)
-    cache = RaggedCache((100, 128), ((1, 576),), None, torch.bfloat16, CPU)
-    cache.length = 128
-    with pytest.raises(ValueError, match="100 tokens per sequence are not whole pages of 64"):
-        BACKENDS["flashmla"].attend(torch.zeros(2, 16, 1, 576).bfloat16(), cache, 0.05, 512)

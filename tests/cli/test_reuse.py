@@ -165,15 +165,6 @@ def test_heads_are_kept_by_every_device(kvcalc: Any) -> None:
     assert disk["load_seconds"] == pytest.approx(tiers["session_bytes"] / 6.8e9)
 
 
-def test_lmcache_keeps_chunks_of_256_tokens(kvcalc: Any) -> None:
-    asked = (*MODEL[:-4], "--context", "1000", "--offload", "cpu=10GiB", "--offload-backend", "lmcache", "--json")
-    tiers = kvcalc(*asked).json["reuse"]["tiers"]
-    assert (tiers["unit_tokens"], tiers["session_tokens"], tiers["session_bytes"]) == (256, 768, 768 * ROW)
-    refused = kvcalc("estimate", "gpt-oss-20b", *asked[2:])
-    assert refused.status == 3
-    assert "LMCache" in refused.err
-
-
 def test_a_transfer_counted_by_hand(kvcalc: Any) -> None:
     for link, rate in (("infiniband-400g", 50e9), ("12.5GB/s", 12.5e9), ("nvlink", 450e9), ("pcie", 64e9)):
         sent = kvcalc(*SERVED, "--transfer-bandwidth", link, "--json").json["throughput"]
@@ -197,15 +188,10 @@ def test_a_transfer_counted_by_hand(kvcalc: Any) -> None:
         (("--offload", "cpu=0"), 2, "--offload"),
         (("--offload", "cpu=1GiB", "--offload-bandwidth", "disk=1GB/s"), 2, "--offload has no such tier"),
         (("--offload-bandwidth", "disk=1GB/s"), 2, "needs --offload"),
-        (("--offload", "cpu=1GiB", "--offload-backend", "redis"), 2, "one of native, lmcache"),
         (("--offload", "cpu=1GiB", "--pp", "2"), 2, "without stages"),
         (("--transfer-bandwidth", "50GB/s"), 2, "--gpu h100"),
         (("--transfer-bandwidth", "carrier-pigeon", "--gpu", "h100"), 2, "infiniband-400g"),
         (("--transfer-bandwidth", "nvlink", "--gpu", "rtx-4090"), 2, "rtx-4090"),
-        (
-            ("--offload", "cpu=1GiB", "--speculative", "eagle:3", "--offload-backend", "lmcache"), 2,
-            "what it keeps of drafts is not modelled",
-        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(kvcalc: Any, more: tuple[str, ...], status: int, said: str) -> None:
@@ -223,7 +209,6 @@ def test_what_cannot_be_is_refused(kvcalc: Any, more: tuple[str, ...], status: i
         ("mlx", ("--offload", "cpu=1GiB"), "no such tier"),
         ("llama.cpp", ("--offload", "disk=1GiB"), "no such tier"),
         ("tensorrt-llm", ("--offload", "remote=1GiB"), "one of cpu, disk"),
-        ("tensorrt-llm", ("--offload", "cpu=1GiB", "--offload-backend", "lmcache"), "vllm, sglang"),
         ("vllm", ("--prefix-tokens", "1k", "--no-enable-prefix-caching"), "leave --no-enable-prefix-caching out"),
         ("llama.cpp", ("--transfer-bandwidth", "50GB/s", "--gpu", "h100"), "no separate prefill instances"),
     ],

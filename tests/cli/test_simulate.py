@@ -58,9 +58,7 @@ def test_lengths_have_the_names_of_other_commands_too(kvcalc: Any, tmp_path: Pat
 # What estimate has, and a simulation has not, by the reason.
 NOT_SIMULATED = {
     "the load is the number of requests": "batch",
-    "tiers and sessions are not simulated, and kvcalc prefix answers for a trace": (
-        "offload offload_bandwidth offload_backend turns"
-    ),
+    "tiers and sessions are not simulated, and kvcalc prefix answers for a trace": ("offload offload_bandwidth turns"),
     "a model described by options has no known weights, and so no speed": (
         "layers heads head_dim hidden_size sliding_window assume_full_attention"
     ),

@@ -163,7 +163,7 @@ def test_few_files_name_engines_in_words() -> None:
         'if "llama" in case.engine_name: pass',
         'if case.engine_name not in ("llama.cpp", "vllm"): pass',
         '_LARGEST = {"sglang": ("mem-fraction-static", "0.95")}',
-        '_WITH_LMCACHE = ("vllm", "sglang")',
+        '_WITH_TIERS = ("vllm", "sglang")',
         '_COUNTS_BUILDS = {"llama.cpp"}',
         '_SPLIT = "TensorRT-LLM"\nif title == _SPLIT: pass',
         "overlaps = found.get('tensorrt-llm', False)",

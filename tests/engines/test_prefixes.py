@@ -483,27 +483,27 @@ def test_a_draft_model_s_pool_keeps_its_prefixes_beside_the_model_s(engine: str)
 
 
 @pytest.mark.parametrize(
-    ("engine", "latent_copies", "copies_at_once", "takes_lmcache", "drafted"),
+    ("engine", "latent_copies", "copies_at_once", "drafted"),
     [
         # kv_offload and offloading/config.py of vLLM 0.33.0; --num-speculative-tokens counts the drafted tokens.
-        ("vllm", 1, True, True, {"num-speculative-tokens": "3"}),
+        ("vllm", 1, True, {"num-speculative-tokens": "3"}),
         # write_through and mla_host_dedup.py of SGLang 0.5.23, which counts the token before the drafted ones too.
-        ("sglang", 1, True, True, {"speculative-num-draft-tokens": "4"}),
+        ("sglang", 1, True, {"speculative-num-draft-tokens": "4"}),
         # Blocks of each device move when they are evicted (kvCacheManager.h of TensorRT-LLM).
-        ("tensorrt-llm", 8, False, False, {}),
+        ("tensorrt-llm", 8, False, {}),
         # llama-server saves the context of a slot (ggml-org/llama.cpp#16391).
-        ("llama.cpp", 8, False, False, {"draft-max": "3"}),
+        ("llama.cpp", 8, False, {"draft-max": "3"}),
     ],
 )
 def test_how_an_engine_keeps_contexts_outside_the_device_and_counts_drafts(
-    engine: str, latent_copies: int, copies_at_once: bool, takes_lmcache: bool, drafted: dict[str, str]
+    engine: str, latent_copies: int, copies_at_once: bool, drafted: dict[str, str]
 ) -> None:
     """What every device has in full, MLA, may be kept once for all of them. Heads are divided, so all are kept."""
     reuse = engine_class(engine).reuse()
     for model, copies in (("deepseek-v3", latent_copies), ("llama-3.1-8b", 8)):
         spec = load_model(model)
         assert reuse.tier_copies(spec, on_device(spec, 8), 8) == copies
-    assert (reuse.copies_at_once, reuse.takes_lmcache) == (copies_at_once, takes_lmcache)
+    assert reuse.copies_at_once == copies_at_once
     assert reuse.draft_settings(Speculation("mtp", 3), {}) == drafted
     if engine == "llama.cpp":
         with pytest.raises(UsageError, match=r"DFlash is not modelled for llama\.cpp"):

@@ -89,11 +89,11 @@ def test_a_kernel_that_is_right_is_within_the_tolerance(kvcalc: Any, dtype: str,
 
 
 def test_a_kernel_for_16_bits_alone_does_not_end_the_run(kvcalc: Any, faulty: Any) -> None:
-    """Libraries refuse fp32, small heads and small blocks. The self-check of the modules does not need them."""
+    """kvcalc's kernels for GPUs refuse fp32. The self-check of the modules does not need them."""
 
     def step(query: Tensor, key: Tensor, value: Tensor, scale: Any) -> Tensor:
         if query.dtype not in (torch.float16, torch.bfloat16):
-            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+            raise RuntimeError("needs a 16-bit dtype")
         return eager_attention(query, key, value, scale=scale)
 
     faulty(step)

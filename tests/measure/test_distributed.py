@@ -105,35 +105,6 @@ def test_ranks_need_no_numpy(ranks: Any) -> None:
     assert (first.status, first.out) == (0, "10240\n"), first.err
 
 
-_AS_IN_2_5 = """\
-import threading
-import torch.distributed as dist
-
-def in_a_thread(call, first):
-    def run(tensors, *rest):
-        thread = threading.Thread(target=lambda: done.append((tensors[0] if first else tensors).mul_(1)))
-        done = []
-        thread.start()
-        thread.join()
-        if not done:
-            raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed")
-        return call(tensors, *rest)
-    return run
-
-dist.all_reduce = in_a_thread(dist.all_reduce, False)
-dist.broadcast = in_a_thread(dist.broadcast, False)
-dist.all_gather = in_a_thread(dist.all_gather, True)
-"""
-
-
-def test_gloo_may_write_from_a_thread_of_its_own(ranks: Any) -> None:
-    """As in torch 2.5. No thread can change a tensor of the inference mode of another one."""
-    for options in ((), ("--cache", "none")):
-        results = ranks(*FAST, *options, "--tp", 2, "--get", "runs.0.verified.ok", before=_AS_IN_2_5).results()
-        assert [result.status for result in results] == [0, 0], results[0].err
-        assert results[0].out == "true\n"
-
-
 def test_what_gloo_prints_is_not_the_answer(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """In torch 2.8, gloo prints on stdout that it is connected."""
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *given, **named: os.write(1, b"[Gloo] Rank 0"))

@@ -73,7 +73,6 @@ def test_what_torch_raises_is_one_line_and_status_1(kvcalc: Any, monkeypatch: py
     assert hint in second
 
 
-@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="a torch without it")
 def test_a_device_lost_in_any_words(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_in_decode(monkeypatch, torch.AcceleratorError("xid 79: fallen off the bus"))
     result = kvcalc("measure", *FAST)

@@ -122,7 +122,7 @@ def test_every_backend_is_in_the_record_with_its_time_or_the_reason(kvcalc: Any)
     assert found["backend"] == min(timed, key=lambda name: timed[name])
     assert [name for name, row in rows.items() if row["is_chosen"]] == [found["backend"]]
     assert rows["repeat-kv"]["reason"] == "a baseline, run only by name"
-    assert rows["flash-attn"]["reason"] == "only runs on CUDA devices"
+    assert rows["sdpa-flash"]["reason"] == "only runs on CUDA devices"
 
 
 @pytest.mark.parametrize("name", ["grouped-matmul", "repeat-kv"])
@@ -149,7 +149,7 @@ def test_a_wrong_backend_is_not_timed_and_never_chosen(kvcalc: Any, monkeypatch:
     ("options", "status", "message"),
     [
         (("--backend", "fastest"), 2, "auto or one of grouped-sdpa"),
-        (("--backend", "flash-attn"), 1, "only runs on CUDA devices"),
+        (("--backend", "sdpa-flash"), 1, "only runs on CUDA devices"),
         (("--cache", "endless"), 2, "preallocated, grow, none"),
         (("--cache", "grow", "--block-size", "16"), 2, "cannot be combined with --block-size"),
         (("--cache", "none", "--kv-dtype", "int8"), 2, "cannot be combined with --kv-dtype"),

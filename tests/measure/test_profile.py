@@ -16,7 +16,6 @@ from kvcalc.planning.calibration import read_calibration
 from kvcalc.planning.calibration.attention_rows import attention_rows
 from kvcalc.planning.calibration.measured import Given
 from kvcalc.throughput.hardware import find_devices
-from tests.attention.library_stubs import install
 from tests.documents import validate
 from tests.simulated_cuda import simulated_cuda
 
@@ -141,10 +140,7 @@ def test_a_profile_of_another_device_does_not_go_on(kvcalc: Any, tiny: Any, tmp_
     assert "the profile is of Another" in run(kvcalc, path, tiny(), status=2).err
 
 
-def test_on_a_simulated_device_it_is_scored_and_calibrates(
-    kvcalc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch)
+def test_on_a_simulated_device_it_is_scored_and_calibrates(kvcalc: Any, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     real = torch.set_num_threads
     real(1)

@@ -177,17 +177,6 @@ def test_a_tier_is_read_at_the_given_rate_or_at_its_own() -> None:
     assert "--offload-bandwidth disk=" in assumed[0]
 
 
-def test_lmcache_keeps_chunks_of_256_tokens() -> None:
-    tiers = ask(CacheReuse(PREFIX, offload=(("cpu", 3 * GIB), ("disk", GIB)), backend="lmcache"))["reuse"]["tiers"]
-    context = (PROMPT + ANSWER) // 256 * 256
-    assert (tiers["unit_tokens"], tiers["session_tokens"]) == (256, context)
-    assert tiers["loaded_bytes_per_device"] == context * ROW
-    assert tiers["session_bytes"] == (context - PREFIX) * ROW
-    # llama-server keeps prompts in the host's memory alone.
-    with pytest.raises(UsageError, match=r"--offload disk: llama.cpp has no such tier"):
-        ask(CacheReuse(offload=(("disk", GIB),)), engine="llama.cpp")
-
-
 def test_the_next_request_takes_what_is_not_the_prefix() -> None:
     context: dict[str, Any] = {"context_tokens": 8192, "devices": kvcalc.find_devices("h100"), "engine": "vllm"}
     spec = kvcalc.load_model("llama-3.1-8b")
@@ -238,7 +227,6 @@ def test_a_rate_of_hits_is_no_lower_than_what_the_prefix_gives() -> None:
         (CacheReuse(offload=(("tape", GIB),)), {}, "--offload 'tape': not a tier"),
         (CacheReuse(offload=(("cpu", GIB),), bandwidths=(("cpu", GIB), ("disk", GIB))), {},
          "--offload-bandwidth disk: --offload has no such tier"),
-        (CacheReuse(backend="lmcache"), {}, "--offload-backend lmcache: needs --offload"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused(reuse: CacheReuse, more: dict[str, Any], message: str) -> None:
@@ -280,19 +268,15 @@ def test_some_of_each_prompt_is_always_computed(rate: float) -> None:
 
 
 def test_a_unit_of_a_tier_takes_what_a_context_of_its_length_takes() -> None:
-    """In vLLM, a window of 128 tokens keeps no more of a second unit of 256."""
-    for model, windowed in (("gpt-oss-20b", True), ("llama-3.1-8b", False)):
+    for model in ("gpt-oss-20b", "llama-3.1-8b"):
         rules = load_engine("vllm", kvcalc.load_model(model))
         prefixes = rules.prefixes(rules.spec, DTYPES["bf16"])
-        store = Store(prefixes, 256, 1, False, 1)
-        assert Store(prefixes, 256, 1, True, 1).moved_bytes(0) == 0, "LMCache moves no chunk"
-        assert store.unit_bytes == prefixes.tier_bytes(256)
-        assert (prefixes.tier_bytes(512) < 2 * store.unit_bytes) == windowed
+        assert Store(prefixes, 1, 1).unit_bytes == prefixes.tier_bytes(prefixes.block_tokens)
 
 
 def test_a_tier_rounds_units_up_to_its_pages_and_keeps_the_rest_without_pages() -> None:
     """Of 250 bytes of a device in units of 100 bytes: two whole units in pages of 4,096 bytes, or all bytes."""
     prefixes: Any = SimpleNamespace(tier_bytes=lambda tokens, after: 250 if tokens else 0, unit_bytes=100)
     for copies, in_pages in ((1, 2 * 4096), (41, 2 * 8192)):  # 41 x 100 bytes are two pages
-        assert Store(prefixes, 64, copies, False, 4096).tier_bytes(640) == in_pages
-        assert Store(prefixes, 64, copies, False, 1).tier_bytes(640) == 250 * copies
+        assert Store(prefixes, copies, 4096).tier_bytes(640) == in_pages
+        assert Store(prefixes, copies, 1).tier_bytes(640) == 250 * copies

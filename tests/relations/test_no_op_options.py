@@ -32,7 +32,7 @@ TOLERANCE = 0.02
 # Options that say what is used again or drafted. The relations add their own.
 DRAFTS = ("speculative", "acceptance-length", "draft-model", "speculative-eagle-topk", "speculative-num-draft-tokens",
           "num-speculative-tokens", "draft-max")  # fmt: skip
-REUSE = ("prefix-tokens", "prefix-hit-rate", "turns", "offload", "offload-bandwidth", "offload-backend")
+REUSE = ("prefix-tokens", "prefix-hit-rate", "turns", "offload", "offload-bandwidth")
 
 
 class Asked(NamedTuple):

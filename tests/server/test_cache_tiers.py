@@ -73,9 +73,7 @@ CPU = (("cpu", 1 << 30),)
     [
         ({}, None), ({"prefix_tokens": -1}, "prefix_tokens"), ({"turns": 1}, "turns"), ({"turns": 2}, None),
         ({"turns": 1000}, None), ({"turns": 1001}, "--turns 1001: must be at most 1,000"),
-        ({"backend": "x" * 50}, f"--offload-backend {'x' * 40}: unknown"),
-        ({"backend": "lmcache"}, "--offload-backend lmcache: needs --offload"),
-        ({"backend": "lmcache", "offload": CPU}, None), ({"offload": CPU}, None),
+        ({"offload": CPU}, None),
         ({"offload": (("tape", 5),)}, "--offload 'tape': not a tier"), ({"offload": (("cpu", 0),)}, "--offload"),
         ({"offload": CPU, "bandwidths": CPU}, None), ({"offload": CPU, "bandwidths": (("cpu", 0),)}, "bandwidth"),
         ({"offload": CPU, "bandwidths": (("disk", 5),)}, "--offload-bandwidth disk: --offload has no such tier"),

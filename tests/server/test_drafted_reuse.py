@@ -132,8 +132,8 @@ def test_what_is_not_known_is_refused_by_name(name: str, engine: str, drafts: Sp
         ask(name, engine, drafts)
 
 
-def moved(name: str, engine: str, drafts: Speculation | None, **asked: Any) -> dict[str, Any]:
-    offload = CacheReuse(offload=(("cpu", 1 << 40),), **asked)
+def moved(name: str, engine: str, drafts: Speculation | None) -> dict[str, Any]:
+    offload = CacheReuse(offload=(("cpu", 1 << 40),))
     return dict(ask(name, engine, drafts, reuse=offload)["reuse"]["tiers"])
 
 
@@ -190,26 +190,21 @@ def test_a_prefill_instance_sends_them_too() -> None:
     assert three // 1024 == one // 1025
 
 
-def test_n_grams_keep_nothing_so_every_backend_keeps_what_it_did() -> None:
+def test_n_grams_keep_nothing_so_a_tier_keeps_what_it_did() -> None:
     spec, drafts = loaded("llama-3.1-8b"), Speculation("ngram", 3, 2.0)
-    offload = (("cpu", 1 << 30),)
-    for backend in ("native", "lmcache"):
-        assert matching_of(drafts, "vllm", spec, CacheReuse(offload=offload, backend=backend)) == PLAIN
+    assert matching_of(drafts, "vllm", spec, CacheReuse(offload=(("cpu", 1 << 30),))) == PLAIN
 
 
 @pytest.mark.parametrize(
-    ("name", "engine", "drafts", "backend", "text"),
+    ("name", "engine", "drafts", "text"),
     [
-        ("llama-3.1-8b", "vllm", EAGLE3, "lmcache", "what it keeps of drafts"),
-        ("llama-3.1-8b", "tensorrt-llm", Speculation("ngram", 3, 2.0), "native", "what tensorrt-llm moves of drafts"),
-        ("qwen3.5-27b", "vllm", Speculation("mtp", 2, 2.0), "native", "vLLM with another tier or instance finds again"),
+        ("llama-3.1-8b", "tensorrt-llm", Speculation("ngram", 3, 2.0), "what tensorrt-llm moves of drafts"),
+        ("qwen3.5-27b", "vllm", Speculation("mtp", 2, 2.0), "vLLM with another tier or instance finds again"),
     ],
 )
-def test_what_is_moved_is_known_or_refused(
-    name: str, engine: str, drafts: Speculation, backend: str, text: str
-) -> None:
+def test_what_is_moved_is_known_or_refused(name: str, engine: str, drafts: Speculation, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        moved(name, engine, drafts, backend=backend)
+        moved(name, engine, drafts)
 
 
 @pytest.mark.parametrize(

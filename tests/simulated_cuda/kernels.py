@@ -1,4 +1,4 @@
-"""Kernels that are not torch operators: scaled_dot_product_attention's choice, and the kernels of libraries."""
+"""Kernels that are not torch operators: scaled_dot_product_attention's choice, flex_attention and Triton's."""
 
 from __future__ import annotations
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from kvcalc.attention.backends.base import Backend, Case, GroupedMatmul, RepeatKv
-from kvcalc.attention.backends.flash_attention_3 import FlashAttn3
-from kvcalc.attention.backends.flashinfer import FlashInfer
 from kvcalc.attention.backends.flex import Flex
-from kvcalc.attention.backends.libraries import FlashAttn, FlashMla, Gluon, Triton
 from kvcalc.attention.backends.native import Native
 from kvcalc.attention.backends.sdpa import GroupedSdpa, SdpaKernel
+from kvcalc.attention.backends.triton import Gluon, Triton
 
 __all__ = ["BACKENDS", "Backend", "Case"]
 
@@ -24,10 +22,6 @@ BACKENDS: dict[str, Backend] = {
         Triton(),
         Gluon(),
         Flex(),
-        FlashAttn(),
-        FlashAttn3(),
-        FlashInfer(),
-        FlashMla(),
         RepeatKv(),
     )
 }

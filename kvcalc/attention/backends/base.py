@@ -19,9 +19,8 @@ from kvcalc.records import NamedTuple
 class Case(NamedTuple):
     """The case that a backend runs: device, element types, head sizes and the memory layout of the cache.
 
-    `stored_dtype` is None if the cache stores `dtype` itself. `block_size` is None if the cache is not paged. With
-    `is_latent`, K and V are one tensor, and V is the first `v_width` elements of each row. With `is_ragged`, the
-    sequences have different lengths. `scaling` is that of a cache with a `stored_dtype`.
+    `stored_dtype` is None if the cache stores `dtype` itself. With `is_latent`, K and V are one tensor, and V is the
+    first `v_width` elements of each row. With `is_ragged`, the sequences have different lengths.
     """
 
     device: torch.device
@@ -32,21 +31,8 @@ class Case(NamedTuple):
     v_width: int
     layout: str = "dense"
     stored_dtype: torch.dtype | None = None
-    block_size: int | None = None
     is_latent: bool = False
     is_ragged: bool = False
-    scaling: str = "row"
-
-
-# Of DeepSeek's latent: K, and V, which is its front.
-LATENT_WIDTHS = 576, 512
-
-
-def why_not_latent(case: Case) -> str | None:
-    """The reason why kernels for DeepSeek's latent cannot run `case`, or None if they can."""
-    if (case.k_width, case.v_width) == LATENT_WIDTHS:
-        return None
-    return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
 
 
 class Cache(Protocol):
@@ -55,22 +41,16 @@ class Cache(Protocol):
     layout: str
     is_ragged: bool
     scaling: str
-    tensor_scales: tuple[float, ...]
     table: Tensor | None
     tensors: tuple[Tensor, ...]
     scales: tuple[Tensor, ...]
+    starts: tuple[int, ...]
 
     @property
     def held(self) -> int: ...
 
     @property
     def lengths(self) -> tuple[int, ...]: ...
-
-    @property
-    def capacities(self) -> tuple[int, ...]: ...
-
-    @property
-    def starts(self) -> tuple[int, ...]: ...
 
     def each(self) -> Sequence[Cache]: ...
 
@@ -111,10 +91,6 @@ class Backend:
         """Like `decode`, but also over a cache whose sequences have different lengths."""
         if not cache.is_ragged or self.takes_lengths:
             return self.decode(query, cache, scale, v_width)
-        return self.attend_one_by_one(query, cache, scale, v_width)
-
-    def attend_one_by_one(self, query: Tensor, cache: Cache, scale: float | None, v_width: int | None) -> Tensor:
-        """Like `attend`, with one call for each sequence."""
         each = enumerate(cache.each())
         return torch.cat([self.decode(query[n : n + 1], one, scale, v_width) for n, one in each])
 

@@ -47,10 +47,6 @@ class Flex(Backend):
             return "needs V as a separate tensor, not as part of the latent"
         if case.k_width & (case.k_width - 1) or case.v_width & (case.v_width - 1):
             return f"needs head widths that are powers of two, not {case.k_width} and {case.v_width}"
-        try:
-            from torch.nn.attention import flex_attention  # noqa: F401
-        except ImportError:
-            return f"torch {torch.__version__} does not have it"
         return None
 
     def why_not_unasked(self, case: Case) -> str | None:
@@ -87,10 +83,8 @@ def _compile() -> Callable[..., Tensor]:
 def _compiling_often() -> AbstractContextManager[object]:
     """A higher limit of the number of times that torch compiles one function."""
     config: Any = torch._dynamo.config
-    # Named cache_size_limit until torch 2.6.
-    names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
     found: AbstractContextManager[object] = config.patch(
-        {name: _MOST_COMPILED for name in names if hasattr(config, name)}
+        recompile_limit=_MOST_COMPILED, accumulated_recompile_limit=_MOST_COMPILED
     )
     return found
 

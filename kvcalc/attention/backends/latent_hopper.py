@@ -19,8 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kvcalc.attention.backends import split_kv
-from kvcalc.attention.backends.base import LATENT_WIDTHS
-from kvcalc.attention.launch import launch
+from kvcalc.attention.backends.triton import LATENT_WIDTHS
 
 HEADS = TOKENS = 64
 """The rows of Hopper's matrix instructions, and the tokens of a tile. Two tiles and the query fill shared memory."""
@@ -193,8 +192,7 @@ def decode(
     blocks, tiles = triton.cdiv(heads, HEADS), triton.cdiv(tokens, TOKENS)
     splits = split_kv.parts(batch * blocks, tiles, split_kv.device_of(query.device)[1])
     part, log_sum = split_kv.parts_of(batch * heads * splits, query, v_width)
-    launch(
-        attend, (blocks, splits, batch),
+    attend[blocks, splits, batch](
         query, latent, row_scale, query if table is None else table, part, log_sum, scale * split_kv.LOG2_E, tokens,
         tiles, query.stride(0), query.stride(1), latent.stride(0), latent.stride(axis), row_scale.stride(0),
         row_scale.stride(axis), 0 if table is None else table.stride(0),

@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvcalc.attention.launch import launch
 from kvcalc.attention.ragged import on_device
 from kvcalc.records import NamedTuple
 
@@ -40,19 +39,15 @@ class Tile(NamedTuple):
 @triton.jit
 def _widened(rows, dtype: tl.constexpr):
     """Rows in `dtype`. uint8 holds e4m3 numbers, for devices that cannot convert them."""
-    # Triton 3.1 does not compile returns of several types, and makes 32 bits of 16 and a constant.
     if rows.dtype == tl.uint8:
         # Exponent and mantissa, moved into those of fp16, whose exponent of 0 is greater by 8.
         bits = rows.to(tl.uint16)
-        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
-        wide = (half * 256.0).to(tl.float16)
-    elif rows.dtype == tl.int8:
+        return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    if rows.dtype == tl.int8:
         # The bits of 1024 + n in fp16 end with those of n.
         bits = (rows.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
-        wide = (bits.to(tl.uint16).to(tl.float16, bitcast=True) - 1152.0).to(tl.float16)
-    else:
-        wide = rows.to(dtype)
-    return wide
+        return bits.to(tl.float16, bitcast=True) - 1152.0
+    return rows.to(dtype)
 
 
 @triton.jit(do_not_specialize=["tokens", "tiles"])
@@ -301,8 +296,7 @@ def decode(
         splits, sequences, shares = parts(batch * blocks, tiles, at_once), batch, query
     part, log_sum = parts_of(sequences * heads * splits, query, v_width)
     strides = [tensor.stride(axis) for tensor in (key, value, key_scale, value_scale) for axis in axes]
-    launch(
-        attend, (blocks, splits, sequences),
+    attend[blocks, splits, sequences](
         query, key, value, key_scale, value_scale, query if table is None else table, shares, part, log_sum,
         scale * LOG2_E, tokens, tiles, query.stride(0), query.stride(1), *strides,
         0 if table is None else table.stride(0), **widths(each, width, v_width, is_latent),
@@ -324,9 +318,8 @@ def merged(query: Tensor, part: Tensor, log_sum: Tensor, splits: int, shares: Te
     batch, heads = query.shape[:2]
     v_width = part.shape[1]
     out = torch.empty(batch, heads, 1, v_width, dtype=query.dtype, device=query.device)
-    launch(
-        merge, (batch * heads, triton.cdiv(v_width, _ELEMENTS)), part, log_sum, query if shares is None else shares,
-        out, splits, V_WIDTH=v_width, ELEMENTS=_ELEMENTS,
+    merge[batch * heads, triton.cdiv(v_width, _ELEMENTS)](
+        part, log_sum, query if shares is None else shares, out, splits, V_WIDTH=v_width, ELEMENTS=_ELEMENTS,
         PARTS=merged_at_once(splits, device_of(query.device)[0]), EACH=0 if shares is None else heads,
     )  # fmt: skip
     return out

@@ -41,7 +41,6 @@ class SglangReuse(Reuse):
     """SGLang's tiers, drafts and prefixes."""
 
     tiers = TIERS
-    takes_lmcache = True
     keeps_one_copy = True
     copies_at_once = True
     draft_option = "speculative-num-draft-tokens"

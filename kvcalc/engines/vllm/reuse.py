@@ -41,7 +41,6 @@ class VllmReuse(Reuse):
     """vLLM's tiers, drafts and prefixes."""
 
     tiers = TIERS
-    takes_lmcache = True
     keeps_one_copy = True
     copies_at_once = True
     tier_page_bytes = 4096

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -42,12 +42,6 @@ class Group:
         self.rank, self.size = place.rank, place.size
         self.captures = place.size == 1 or "cuda:nccl" in dist.get_backend_config()
         """Whether a CUDA graph can have the sums over ranks. gloo copies them through the host."""
-
-    def without_gradients(self) -> AbstractContextManager[None]:
-        """The context of a run: torch's inference mode. With several ranks, only gradients are off, because gloo writes
-        from a thread of its own up to torch 2.5, and no other thread may change a tensor of the inference mode.
-        """
-        return torch.inference_mode() if self.size == 1 else torch.no_grad()
 
     def barrier(self) -> None:
         """Wait until every rank has reached this call."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 # Packages that may affect the figures, if installed.
-_LIBRARIES = ("torch", "triton", "flash-attn", "flashinfer-python", "flash-mla", "numpy", "psutil")
+_LIBRARIES = ("torch", "triton", "numpy", "psutil")
 
 # Key of the record -> the property's name in nvidia-smi.
 _CLOCKS_AND_POWER = {

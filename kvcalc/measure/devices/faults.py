@@ -18,7 +18,7 @@ from kvcalc.errors import KvcalcError, RunError
 from kvcalc.measure.devices.device import release
 from kvcalc.units import format_size
 
-# torch raises these as plain RuntimeErrors on some devices and in older releases.
+# torch raises these as plain RuntimeErrors on some devices.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
               "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")  # fmt: skip
 _LOST = ("CUDA error", "CUDA driver error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "MPS backend",
@@ -57,8 +57,7 @@ def explain(error: BaseException) -> RunError | None:
         )
     if any(sign in text for sign in _LOST_RANK):
         return RunError(f"lost another rank: {line}", "see that rank's own error message")
-    accelerator_error = getattr(torch, "AcceleratorError", None)
-    if (accelerator_error and isinstance(error, accelerator_error)) or any(sign in text for sign in _LOST):
+    if isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _LOST):
         return RunError(f"the device failed: {line}", "see the driver's log; a new process may work again")
     return None
 

@@ -163,7 +163,7 @@ def _reads_stored_rows(shape: AttentionShape, request: Request) -> bool:
     if shape.is_latent:
         widths = shape.kv_lora_rank + shape.qk_rope_head_dim, shape.kv_lora_rank
     layout = "dense" if storage.block_size is None else "paged"
-    case = Case(device, request.torch_dtype, 1, 1, *widths, layout, stored, storage.block_size, shape.is_latent)
+    case = Case(device, request.torch_dtype, 1, 1, *widths, layout, stored, shape.is_latent)
     return any(
         backend.reads_stored_rows and storage.backend in ("auto", name) and name not in storage.without_backends
         and backend.why_not(case) is None

@@ -69,8 +69,6 @@ def _tiers(tiers: documents.ReuseTiers, console: Console) -> None:
     beside = f" in addition to the prefix of {size(tiers['prefix_bytes'])}" if tiers["prefix_bytes"] else ""
     units = f"in units of {unit} token" + ("s" if tiers["unit_tokens"] > 1 else "")
     line = f"{tokens} tokens take {size(tiers['session_bytes'])}{beside}, {units}"
-    if tiers["backend"] != "native":
-        line += f" ({tiers['backend']})"
     console.print(Text.assemble(("offload", "bold"), f"  {line}"))
     table = plain_table("", ">size", ">sessions", ">tokens", ">rate", ">load", ">pays from")
     for row in tiers["rows"]:

@@ -30,7 +30,6 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.question.question import CacheReuse
 from kvcalc.releases import release_of
-from kvcalc.server.reuse import LMCACHE
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -76,10 +75,6 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
 
 def matching_of(asked: Speculation, engine: str, spec: ModelSpec, reuse: CacheReuse) -> Matching:
     """The prefixes that an engine finds while it drafts. UsageError (exit 2) if that is not known for the method."""
-    if reuse.backend == LMCACHE and asked.method != NGRAM:
-        raise UsageError(
-            f"--offload-backend {LMCACHE}: what it keeps of drafts is not modelled", "use --offload-backend native"
-        )
     moved = "--offload" if reuse.offload else "" if reuse.transfer is None else "--transfer-bandwidth"
     return engine_class(engine).reuse().matching(asked, spec, release_of(engine), moved)
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu
 
 
-NATIVE, LMCACHE = "native", "lmcache"
-BACKENDS = (NATIVE, LMCACHE)
 MOST_TURNS = 1000
 
 
@@ -49,10 +47,6 @@ def check_reuse(reuse: CacheReuse, has_device: bool) -> None:
         if reuse.turns > MOST_TURNS:
             raise UsageError(f"--turns {reuse.turns}: must be at most {MOST_TURNS:,}", "for example --turns 8")
     check_tiers(reuse.offload, reuse.bandwidths)
-    if reuse.backend not in BACKENDS:
-        raise UsageError(f"--offload-backend {reuse.backend[:40]}: unknown", f"one of {', '.join(BACKENDS)}")
-    if reuse.backend != NATIVE and not reuse.offload:
-        raise UsageError(f"--offload-backend {reuse.backend}: needs --offload", "for example --offload cpu=200GiB")
     if reuse.transfer is not None and not has_device:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
 

@@ -3,9 +3,6 @@
 Tiers of memory keep what a device's cache drops: the document says how much, and when loading pays. The size of a tier
 is that of one replica, over all its devices. Host memory is read over the link of every device at once; a disk or
 another machine is one link for all devices. The rules of each engine are in `Engine.reuse`.
-
-LMCache has chunks of 256 tokens (chunk_size, lmcache/v1/config.py); a chunk that is not full is not kept
-(save_unfull_chunk). MLA is kept once (save_only_first_rank).
 """
 
 from __future__ import annotations
@@ -15,19 +12,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
 from kvcalc.engines.prefixes import Prefixes
-from kvcalc.engines.reuse import CPU, TIERS
+from kvcalc.engines.reuse import CPU
 from kvcalc.engines.rounding import round_up
-from kvcalc.errors import LayoutError, ModelError, UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.model.spec import has_states, windows
 from kvcalc.notes import Note
 from kvcalc.question.question import CacheReuse
 from kvcalc.records import NamedTuple
 from kvcalc.server.capacity import largest_batch
 from kvcalc.server.case import Case
 from kvcalc.server.reuse import (
-    LMCACHE,
-    NATIVE,
     Tier,
     break_even_tokens,
     contexts_kept,
@@ -150,32 +144,24 @@ def _most_idle(prefixes: Prefixes, shared: int, tokens: int, memory_bytes: int) 
     return most_that_fit(lambda count: prefixes.idle_bytes(shared, tokens, count), memory_bytes, most)
 
 
-LMCACHE_TOKENS = 256
-
-
 class Store(NamedTuple):
     """How contexts are kept outside the device.
 
-    `unit_tokens` tokens are kept and moved as a whole. `copies` are the devices whose bytes are all kept. The bytes of
-    a unit are rounded up to a multiple of `page_bytes`.
+    `copies` are the devices whose bytes are all kept. The bytes of a unit are rounded up to a multiple of `page_bytes`.
     """
 
     prefixes: Prefixes
-    unit_tokens: int
     copies: int
-    is_lmcache: bool
     page_bytes: int
+
+    @property
+    def unit_tokens(self) -> int:
+        """The tokens that are kept and moved as a whole."""
+        return self.prefixes.block_tokens
 
     def found(self, tokens: int) -> int:
         """The tokens that a tier keeps of a context of `tokens` tokens."""
         return tokens // self.unit_tokens * self.unit_tokens
-
-    def moved_bytes(self, tokens: int) -> int:
-        """The bytes that one device loads."""
-        if self.is_lmcache:
-            whole = round_up(tokens, self.prefixes.block_tokens)
-            return self.prefixes.kept_bytes(whole) * tokens // whole if whole else 0
-        return self.prefixes.loaded_bytes(tokens)
 
     @property
     def unit_bytes(self) -> int:
@@ -185,8 +171,6 @@ class Store(NamedTuple):
 
     def tier_bytes(self, tokens: int, after: int = 0) -> int:
         """The bytes of a tier that keeps a context, of all devices, without its first `after` tokens."""
-        if self.is_lmcache:
-            return self.copies * (self.moved_bytes(tokens) - self.moved_bytes(after))
         held, unit = self.prefixes.tier_bytes(tokens, after), self.prefixes.unit_bytes
         if self.page_bytes > 1:
             return held // unit * round_up(unit * self.copies, self.page_bytes)
@@ -213,29 +197,27 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     tiers = [Tier(name, size, tier_rate(name, gpu, given, notes, "reuse")) for name, size in reuse.offload]
     limit = max(case.spec.max_position_embeddings or 0, case.workload.context_tokens)
     return {
-        "backend": cast(Any, reuse.backend),
         "unit_tokens": store.unit_tokens,
         "unit_bytes": store.unit_bytes,
         "session_tokens": tokens,
         "prefix_bytes": store.tier_bytes(shared),
         "session_bytes": store.tier_bytes(tokens, shared),
-        "loaded_bytes_per_device": store.moved_bytes(tokens),
+        "loaded_bytes_per_device": store.prefixes.loaded_bytes(tokens),
         "prefill_seconds": None if model is None else _computed_again(model, tokens),
         "rows": [_describe_tier(tier, store, (shared, tokens), model, limit) for tier in tiers],
     }
 
 
-def store_of(case: Case, *, is_lmcache: bool = False) -> Store:
-    """How the case's engine, or LMCache, keeps contexts outside the device, for one pipeline stage."""
-    prefixes, reuse = case.prefixes(), case.engine_class.reuse()
+def store_of(case: Case) -> Store:
+    """How the case's engine keeps contexts outside the device, for one pipeline stage."""
+    reuse = case.engine_class.reuse()
     copies = reuse.tier_copies(case.spec, case.share, case.layout.tensor_parallel_size)
-    unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
-    return Store(prefixes, unit, copies, is_lmcache, 1 if is_lmcache else reuse.tier_page_bytes)
+    return Store(case.prefixes(), copies, reuse.tier_page_bytes)
 
 
-def check_engine_tiers(name: str, offload: Sequence[tuple[str, int]], *, is_lmcache: bool = False) -> None:
+def check_engine_tiers(name: str, offload: Sequence[tuple[str, int]]) -> None:
     """Raise UsageError (exit 2) for a tier that the engine `name` does not have."""
-    known = TIERS if is_lmcache else engine_class(name).reuse().tiers
+    known = engine_class(name).reuse().tiers
     unknown = [tier for tier, _ in offload if tier not in known]
     if unknown:
         hint = f"one of {', '.join(known)}" if known else "use vllm, sglang, tensorrt-llm or llama.cpp"
@@ -253,19 +235,10 @@ def _session_tokens(case: Case, reuse: CacheReuse, prefixes: Prefixes) -> int:
 
 
 def _checked_store(case: Case, reuse: CacheReuse) -> Store:
-    name, workload, spec = case.engine.name, case.workload, case.spec
-    is_lmcache = reuse.backend == LMCACHE
-    store = store_of(case, is_lmcache=is_lmcache)
+    store, workload = store_of(case), case.workload
     if workload.layout.pipeline_parallel_size * workload.layout.attention_copies * case.engine.token_ranks > 1:
         raise LayoutError("--offload is modelled for one DP rank without stages", "split the model with --tp")
-    if is_lmcache:
-        if not engine_class(name).reuse().takes_lmcache:
-            raise UsageError(f"--offload-backend {LMCACHE}: not for {name}", "one of vllm, sglang")
-        if windows(spec) or has_states(spec):
-            raise ModelError(
-                f"{spec.name}: what LMCache keeps of windows and states is not modelled", f"--offload-backend {NATIVE}"
-            )
-    check_engine_tiers(name, reuse.offload, is_lmcache=is_lmcache)
+    check_engine_tiers(case.engine.name, reuse.offload)
     return store
 
 
@@ -282,7 +255,7 @@ def _describe_tier(
         copies = 1 if tier.name == CPU else store.copies
 
         def load(count: int) -> float:
-            return store.moved_bytes(store.found(count)) * copies / rate
+            return store.prefixes.loaded_bytes(store.found(count)) * copies / rate
 
         load_seconds = load(tokens)
         if model is not None:
