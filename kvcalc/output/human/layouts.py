@@ -87,9 +87,12 @@ def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def print_finalists(document: Mapping[str, Any], console: Console) -> None:
-    """Print the simulated layouts with their number of requests, and whether each meets the targets."""
+    """Print the simulated layouts with their number of requests, and whether each meets the targets.
+
+    For limits on means alone, the table of layouts says enough.
+    """
     rows = finalist_rows(document)
-    if not rows:
+    if not rows or (document["trace"] is None and all(at == "mean" for _, at, _ in limits_of(document["targets"]))):
         return
     # Requests alone may be fewer, and each kind of device may have its own number.
     numbers = sorted({row["requests"] for row in rows if row["num_devices"] is not None} or {rows[0]["requests"]})
