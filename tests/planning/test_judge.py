@@ -306,8 +306,10 @@ def test_of_many_replicas_a_few_are_simulated_with_their_share(
     targets: Targets, router: str, trace: str | None, replicas: int, together: int
 ) -> None:
     one = OnePool(*(None,) * 3, replicas, None)  # type: ignore[arg-type]
-    simulation: Any = SimpleNamespace(router=router, trace=trace)
+    simulation: Any = SimpleNamespace(router=router, trace=trace, num_requests=None)
     assert one.together(simulation, targets) == together
+    simulation.num_requests = 100
+    assert one.together(simulation, targets) == replicas
     share = targets.of_share(together / replicas)
     if targets.concurrency is None:
         assert share.requests_per_second == RATE * together / replicas

@@ -382,7 +382,7 @@ def layout(replicas: int = 2, shape: Layout = Layout(4, 1), speed: float = 100.0
 def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> None:
     assert (layout().num_devices, layout(spare=3).num_devices) == (8, 20)
     assert (layout().cost_per_hour, layout(spare=3, price=2.5).cost_per_hour) == (None, 50.0)
-    simulation: Any = SimpleNamespace(router="random", trace=None)
+    simulation: Any = SimpleNamespace(router="random", trace=None, num_requests=None)
     assert layout().in_flight(simulation, Targets(None, 8.0)) == 6
     assert layout(8).in_flight(simulation, Targets(None, 8.0)) == 3  # one of eight is simulated
     assert (layout().tokens_per_second, layout().weight) == (200.0, 8)

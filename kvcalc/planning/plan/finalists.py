@@ -41,7 +41,7 @@ def find_simulated(
     smallest_of: Callable[[Judge, L, Finalist | None], Finalist | None],
     larger_of: Callable[[Judge, Finalist], Finalist | None],
 ) -> L | Trouble:  # fmt: skip
-    """The layout that counts the least and meets all targets in the simulation, or why the last one does not.
+    """The layout that counts the least and meets all targets in the simulation, or why the closest one does not.
 
     `candidates` are lists of layouts, each with the reason why others are not in it. A list is tried only if no layout
     of earlier lists meets the targets. `smallest_of` finds the smallest numbers of a layout that meet them, or some
@@ -90,10 +90,9 @@ def find_simulated(
             won: L = best.layout._replace(next_layout=why or (None if trouble is None else trouble.reason))
             return won
         if missed:
-            last = missed[-1]
-            too_slow = Trouble(
-                f"{last}: {last.missed}", "--confidence 50 uses the point estimate" if last.nearly else None
-            )
+            closest = min(reversed(missed), key=lambda finalist: finalist.judged.worst)
+            hint = "--confidence 50 uses the point estimate" if closest.nearly else None
+            too_slow = Trouble(f"{closest}: {closest.missed}", hint)
         elif refusal is not None:
             raise refusal
     return too_slow or trouble or Trouble("the model cannot be split over these devices")

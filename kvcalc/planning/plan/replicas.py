@@ -157,9 +157,10 @@ class OnePool(NamedTuple):
         """The replicas that are simulated together. Of many, a few have their share (`Targets.of_share`).
 
         That is exact for one of the replicas whose requests arrive at random. Of clients, a router sends some replicas
-        more than others.
+        more than others. A number of requests that was asked for is that of all replicas.
         """
-        if simulation.trace is not None or simulation.router != AT_RANDOM or self.replicas <= _FEW_REPLICAS:
+        has_order = simulation.trace is not None or simulation.router != AT_RANDOM
+        if has_order or simulation.num_requests is not None or self.replicas <= _FEW_REPLICAS:
             return self.replicas
         return 1 if targets.concurrency is None else min(self.replicas, _FEW_OF_CLIENTS)
 
