@@ -297,11 +297,8 @@ def _row(
     trace = judge.simulation.trace
     paid = row["tokens_per_second"] / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
-    own, clients = found.most_running, traffic.targets.concurrency
-    # A router, or the ranks' own, may send one of them all clients.
     arguments = ServerArguments(
-        found.shape, traffic.context_for(kind.engine),
-        found.probe.most_running(clients) if own is None else min(own, clients or own) * found.shape.data_parallel_size,
+        found.shape, traffic.context_for(kind.engine), _limit_of(found),
         memory.document["kv_cache"]["dtype"], traffic.settings_for(kind.engine, settings), traffic.limit is not None,
         drafting_of(traffic.question.speculative), engine=kind.engine,
         prompt_division=engine_class(kind.engine).prompt_division(traffic.question.model, settings),
@@ -311,6 +308,19 @@ def _row(
         words = start_command(kind.engine).on_machines(checkpoint, arguments, kind.gpu.machine_devices)
         row[command_key(kind.engine)] = None if words is None else join(words)
     return cast("documents.PlanRow", row)
+
+
+def _limit_of(layout: OnePool) -> int:
+    """The limit of running requests on all DP ranks: that of the simulation, and no more than there are clients.
+
+    A router, or the ranks' own, may send one of them all clients.
+    """
+    clients, ranks, each = layout.traffic.targets.concurrency, layout.shape.data_parallel_size, layout.most_running
+    if each is None:
+        return layout.probe.most_running(clients)
+    limit = ranks * (each if clients is None else min(each, clients))
+    counts_all = clients is not None and engine_class(layout.kind.engine).counts_all_ranks
+    return min(limit, clients or limit) if counts_all else limit
 
 
 ROW = (
