@@ -157,6 +157,15 @@ def parse_count(text: str, option: str, least: int = 1, most: int | None = None)
     return _bounded(int(number), option, text, least, most)
 
 
+def parse_requests(text: str, option: str) -> int:
+    """A number of requests in digits, or in thousands or millions: `500k`, `10M`; UsageError otherwise."""
+    number, unit = _split(text)
+    scale = {"k": 1_000, "m": 1_000_000}.get(unit.strip().lower())
+    if number and scale is not None and float(number) * scale == int(float(number) * scale):
+        return _bounded(int(float(number) * scale), option, text, 1, None)
+    return parse_count(text, option)
+
+
 def check_count(value: object, name: str, least: int = 1) -> None:
     """Raise UsageError (exit 2) if `value`, from a Python program, is not a whole number from `least` to its bound."""
     if not isinstance(value, int) or isinstance(value, bool):
@@ -183,15 +192,21 @@ def shown(value: object) -> str:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Seconds in `1.5s`, `30ms` or `200us`. UsageError if the time is not above 0 or has no unit."""
+    """Seconds in `1.5s`, `30ms`, `200us`, `20min` or `8h`. UsageError if the time is not above 0 or has no unit."""
     number, unit = _split(text)
-    scale = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}.get(unit.strip().lower())
+    scale = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}.get(unit.strip().lower())
     if not number or scale is None or not float(number) > 0:
         raise _refused(text, option, "a time above 0", "1.5s or 30ms")
     if _needs_unit(text, number, unit):
         likely = ("ms", "s") if float(number) >= 1 else ("s",)
         raise _without_unit(text, option, "a time", *(number + unit for unit in likely))
     return float(number) * scale
+
+
+def format_hours(seconds: float) -> str:
+    """A long time in hours, minutes or seconds with three digits."""
+    unit, scale = ("h", 3600) if seconds >= 3600 else ("min", 60) if seconds >= 60 else ("s", 1)
+    return f"{seconds / scale:.3g} {unit}"
 
 
 def parse_rate(text: str, option: str) -> float:

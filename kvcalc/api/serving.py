@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @takes(
     either=(
-        *(("trace", name) for name in ("concurrency", "requests_per_second", "burstiness")),
+        *(("trace", name) for name in ("concurrency", "requests_per_second", "burstiness", "deadline_seconds")),
         ("engine", "engines"),
     ),
     fields={"speed": "calibration", "reuse": "prefix_tokens turns"},
@@ -45,6 +45,7 @@ def plan(
     output_tokens: int | str | None = None,
     concurrency: int | None = None,
     requests_per_second: float | None = None,
+    deadline_seconds: float | None = None,
     trace: str | None = None,
     trace_format: str | None = None,
     scale_rate: float = 1.0,
@@ -88,11 +89,12 @@ def plan(
     """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
 
     Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with either `concurrency` or
-    `requests_per_second`. Or give `trace`, the path of a file with the times and lengths of its requests. With a
-    `confidence` of 80, times are judged at the upper end of their range, with 50 at the estimate. A time limits
-    the mean, or the percentile that is given for it: 50, 90, 95 or 99. The load is simulated, with `burstiness`,
-    `requests`, `seed` and `router` as in `simulate`. The load is larger by the share `headroom`, and each layout has
-    `spare_replicas` more than it needs. `simulate` is the number of layouts of each kind of device to simulate.
+    `requests_per_second`, or a job of `requests` that must end within `deadline_seconds`. Or give `trace`, the path of
+    a file with the times and lengths of its requests. With a `confidence` of 80, times are judged at the upper end of
+    their range, with 50 at the estimate. A time limits the mean, or the percentile that is given for it: 50, 90, 95 or
+    99. The load is simulated, with `burstiness`, `requests`, `seed` and `router` as in `simulate`. The load is larger
+    by the share `headroom`, and each layout has `spare_replicas` more than it needs. `simulate` is the number of
+    layouts of each kind of device to simulate.
 
     `engines` are several, and "all" is every engine; `engine` is one. `prices` maps the name of a device to its price
     per hour. `gpus` are names; `Devices` limit the number of their kind. With `disaggregate` there are also rows with
@@ -103,17 +105,20 @@ def plan(
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import plan as ask
     from kvcalc.planning.plan.planned import PlannedLoad, planned_trace
-    from kvcalc.planning.plan.targets import Targets, check_percentiles
+    from kvcalc.planning.plan.targets import Targets, check_percentiles, of_job
     from kvcalc.question.request_lengths import drawn_lengths, one_length
     from kvcalc.throughput.hardware import find_gpu
 
-    if trace is None and (concurrency is None) == (requests_per_second is None):
-        raise UsageError("plan needs either concurrency or requests_per_second")
+    loads = (concurrency, requests_per_second, deadline_seconds)
+    if trace is None and sum(load is not None for load in loads) != 1:
+        raise UsageError("plan needs one of concurrency, requests_per_second, and requests with deadline_seconds")
     targets = Targets(
         concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, max_e2e_seconds,
         ttft_percentile, tpot_percentile, e2e_percentile,
     )  # fmt: skip
     check_percentiles(targets)
+    if deadline_seconds is not None:
+        targets, requests = of_job(targets, requests, deadline_seconds), None
     simulation: PlannedLoad | None = None
     pairs: list[tuple[int, int]] | None = None
     if trace is not None:

@@ -66,6 +66,8 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     else:
         (lengths, pairs), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
+        if targets.deadline_seconds is not None:
+            given = {**given, "requests": None}
         simulation = _load_of(given, pairs, lengths)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
@@ -202,7 +204,9 @@ def _load_of(given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Leng
 
 
 # Options that say what the trace says.
-_SAID = ("concurrency", "requests_per_second", "input_tokens", "output_tokens", "lengths", "burstiness", "seed")
+_SAID = (
+    "concurrency", "requests_per_second", "deadline", "input_tokens", "output_tokens", "lengths", "burstiness", "seed",
+)  # fmt: skip
 
 
 def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[PlannedLoad, Targets]":
@@ -222,9 +226,11 @@ def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[Plann
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
-    from kvcalc.planning.plan.targets import Targets, limits_in
+    from kvcalc.planning.plan.targets import Targets, limits_in, of_job
 
-    return Targets(value_of(given, "concurrency"), value_of(given, "requests_per_second"), **limits_in(given))
+    targets = Targets(value_of(given, "concurrency"), value_of(given, "requests_per_second"), **limits_in(given))
+    deadline = value_of(given, "deadline_seconds")
+    return targets if deadline is None else of_job(targets, value_of(given, "requests"), deadline)
 
 
 def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:

@@ -33,6 +33,11 @@ class PlanTargets(TypedDict):
 
     concurrency: Count | None
     requests_per_second: Amount | None
+    """that of a job with a deadline is the rate that it needs at least"""
+    num_requests: Count | None
+    """the requests of a job with a deadline"""
+    deadline_seconds: Amount | None
+    """within which all requests of the job must end"""
     max_ttft_seconds: Amount | None
     max_tpot_seconds: Amount | None
     confidence: Count

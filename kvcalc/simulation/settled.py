@@ -36,10 +36,11 @@ def window_of(
 ) -> Window:
     """What counts of requests in the order in which they ended. The widest interval is infinite if it is not known.
 
+    The warm-up ends when both TTFT and TPOT have settled, whatever is asked: all times of these requests are printed.
     `lengths` are the means of their lengths, if these are known (`results.of_mean_lengths`).
     """
     first = 0
-    for metric in dict.fromkeys(metric for metric, _ in statistics):
+    for metric in dict.fromkeys(("ttft", "tpot", *(metric for metric, _ in statistics))):
         times = of_mean_lengths(metric, ended, lengths)
         first = max(first, warm_up(times) * len(ended) // max(len(times), 1))
     # If half of them do not count, the rest may be a part of the warm-up too.

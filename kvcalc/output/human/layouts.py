@@ -21,6 +21,7 @@ from kvcalc.output.human.figures import (
     text,
 )
 from kvcalc.output.human.tables import Column, Text
+from kvcalc.units import format_hours
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -115,6 +116,10 @@ def question_of(document: Mapping[str, Any]) -> str:
     if document["trace"]:
         mean, peak = (rate(document["trace"][f"{name}requests_per_second"]) for name in ("", "peak_"))
         parts.append(f"{mean} requests per second" + (f", {peak} in the busiest minute" if peak != mean else ""))
+    elif targets["deadline_seconds"]:
+        needed = requests_per_second(targets["requests_per_second"])
+        parts.append(f"{count(targets['num_requests'])} requests within {format_hours(targets['deadline_seconds'])}")
+        parts[-1] += f" = {needed}"
     elif targets["concurrency"]:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:

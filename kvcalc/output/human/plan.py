@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
@@ -64,7 +65,8 @@ def render(document: documents.Plan, console: Console) -> None:
             for number, command in enumerate(one["nodes"] or ()):
                 _print_command(f"{where}{each}, machine node-{number}:", command, console)
             if one["router"] is not None:
-                _print_command("router, in front of replica-0, replica-1, ...:", one["router"], console)
+                router = _MANY_REPLICAS.sub(_one_range, one["router"])
+                _print_command("router, in front of replica-0, replica-1, ...:", router, console)
 
 
 def _layouts(document: documents.Plan, console: Console) -> None:
@@ -152,8 +154,21 @@ def _money(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f}"
 
 
+# The hosts of more than eight replicas, which bash can write as one word.
+_MANY_REPLICAS = re.compile(r"(\S*\breplica-)0(\S*)((?: \1\d+\2){8,})")
+
+
+# Folding quotes the braces, which bash then does not expand.
+_QUOTED_RANGE = re.compile(r"'([^\s']*\{0\.\.\d+\}[^\s']*)'")
+
+
+def _one_range(hosts: re.Match[str]) -> str:
+    """The hosts as `replica-{0..8}`."""
+    return f"{hosts[1]}{{0..{len(hosts[3].split())}}}{hosts[2]}"
+
+
 def _print_command(heading: str, command: str, console: Console) -> None:
     console.print()
     console.print(heading)
     for line in folded(command, min(_WIDTH, console.width - 2)):
-        console.print(f"  {line}", soft_wrap=True)
+        console.print(f"  {_QUOTED_RANGE.sub(lambda host: host[1], line)}", soft_wrap=True)

@@ -116,6 +116,8 @@ def plan(
     if len(dtypes) > 1 and (with_front or disaggregate):
         option = "--pareto" if with_front else "--disaggregate"
         raise UsageError(f"{option}: plans for one type of weights at a time", f"--dtype {dtypes[0]}")
+    if targets.deadline_seconds is not None and disaggregate:
+        raise UsageError("--deadline: separate instances serve no job", "leave --disaggregate out")
     if spare_replicas and disaggregate:
         raise UsageError("--spare-replicas: separate instances have none", "--headroom 20% plans for a larger load")
     if headroom and simulation is not None and simulation.trace is not None:

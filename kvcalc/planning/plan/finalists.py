@@ -100,7 +100,7 @@ def find_simulated(
 
 def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None) -> OnePool | Trouble:
     """The fewest replicas whose simulation meets the targets. At most `num_simulated` layouts are simulated."""
-    if traffic.targets.limits_waiting:
+    if traffic.targets.limits_waiting or traffic.targets.deadline_seconds is not None:
         traffic = traffic._replace(most_busy=1.0)  # the limit says how long the queue may be
     most = num_simulated or DEFAULT_FINALISTS
     return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
@@ -214,7 +214,8 @@ def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, 
         return found
     try:
         tried = judge.at(found, found.numbers)
-        return found if tried is None or tried.missed is None else _simulated_pools(known, joined, judge, most)
+        is_met = tried is None or tried.missed is None or not judge.targets.limits
+        return found if is_met else _simulated_pools(known, joined, judge, most)
     except UsageError:  # a layout that is not simulated
         return found
 

@@ -12,16 +12,17 @@ from statistics import stdev
 from typing import TYPE_CHECKING, Any, Union
 
 from kvcalc.notes import Note
+from kvcalc.planning.plan.replicas import OnePool
 from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.records import NamedTuple
+from kvcalc.units import format_hours
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.plan.disaggregated.split import TwoPools
-    from kvcalc.planning.plan.replicas import OnePool
 
-Layout = Union["OnePool", "TwoPools"]
+Layout = Union[OnePool, "TwoPools"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""
 
 CLOSE = 0.9
@@ -76,6 +77,13 @@ class Judged(NamedTuple):
             if share > judged.worst:
                 missed = _missed(limit, share, " of requests alone" if is_alone else "") if share > 1 else None
                 judged = judged._replace(missed=missed, worst=share, worst_metric=limit.metric)
+        deadline, times = targets.deadline_seconds, simulated.times
+        if deadline is not None and not is_alone:
+            stay = (times["e2e"]["mean"] or 0.0) - (times["queue"]["mean"] or 0.0)
+            needed = targets.seconds_for(simulated.requests_per_second, stay)
+            taken = f"{targets.num_requests:,} requests take {format_hours(needed)}"
+            late = f"{taken} and the deadline is {format_hours(deadline)}"
+            judged = judged._replace(worst=needed / deadline, missed=late if needed > deadline else None)
         if simulated.backlog_seconds is not None:
             # Every time in the queue is as long as the simulation, so none of them is worth telling.
             judged = judged._replace(missed="overloaded: it does not keep up with the requests")
@@ -211,10 +219,17 @@ class Judge:
 
     def _run(self, layout: Layout, simulation: Simulates, num_requests: int, *, is_alone: bool) -> Finalist:
         step, ttft = ((times := layout.times()[metric])[1] / times[0] for metric in ("tpot", "ttft"))
-        key = layout.key, layout.numbers, is_alone, num_requests, step, simulation.seed
+        # One replica of a job is simulated, whatever their number.
+        job = layout if self.targets.deadline_seconds is not None and isinstance(layout, OnePool) else None
+        numbers = layout.numbers if job is None else (job.job_clients,)
+        key = layout.key, numbers, is_alone, num_requests, step, simulation.seed
         if key not in self._runs:
             self._runs[key] = layout.run(simulation, self.targets, num_requests, step, is_alone=is_alone)
-        layout, found = self._runs[key]
+        simulated, found = self._runs[key]
+        layout = simulated
+        if job is not None and not is_alone:
+            found = found.times_as_many(job.replicas / simulated.replicas)
+            layout = job._replace(most_running=simulated.most_running)
         judged = Judged.at(found, step, ttft, simulation.seed)
         return Finalist(layout, judged.against(self.targets, is_alone=is_alone), is_alone)
 

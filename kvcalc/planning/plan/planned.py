@@ -128,8 +128,9 @@ class PlannedLoad(NamedTuple):
                 load = load._replace(prompt=prompt, answer=answer)
             return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests, has_run=True)
         if targets.concurrency is not None:
-            # All clients start together, so a run goes on until what is judged has settled.
-            judged = tuple((limit.metric, limit.percentile) for limit in targets.limits)
+            # All clients start together, so a run goes on until what is judged has settled, or what is printed.
+            limits = () if num_requests is None else targets.limits
+            judged = tuple((limit.metric, limit.percentile) for limit in limits)
             return load._replace(
                 concurrency=targets.concurrency, burstiness=self.burstiness, num_requests=self.num_requests,
                 fewest_requests=num_requests, settling=judged or load.settling,

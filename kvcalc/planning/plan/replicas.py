@@ -45,6 +45,8 @@ TIMES = (
 _RATES = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second")
 # So many replicas are simulated together, and so many of those that serve clients.
 _FEW_REPLICAS, _FEW_OF_CLIENTS = 4, 8
+# A queue of this share beside the requests that run keeps a replica of a job busy.
+_MORE_THAN_RUN = 1.25
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
 _WORTH_IT = 1.02
@@ -93,7 +95,7 @@ class OnePool(NamedTuple):
         If no limit is on the time in the queue, they run all clients at once.
         """
         targets = self.traffic.targets
-        if targets.concurrency is not None and targets.limits_waiting:
+        if targets.deadline_seconds is not None or (targets.concurrency is not None and targets.limits_waiting):
             return 1
         free = smallest(self.traffic.without_limits(), self.kind, self.shape)
         return free.replicas if isinstance(free, OnePool) else self.replicas
@@ -140,18 +142,23 @@ class OnePool(NamedTuple):
     ) -> tuple[OnePool, Simulated]:
         """The layout with what its simulation says, and the simulation."""
         number = 1 if is_alone else self.together(simulation, targets)
-        if number < self.replicas and not is_alone:
+        if targets.deadline_seconds is not None and not is_alone:
+            targets = targets._replace(concurrency=self.job_clients, requests_per_second=None)
+        elif number < self.replicas and not is_alone:
             targets = targets.of_share(number / self.replicas)
         # Whole copies of a model are servers of their own.
         one, copies = self.shape.one_copy, self.shape.num_devices // self.shape.one_copy.num_devices
         question = replica_of(self.traffic, self.kind, one, number * copies)
         question = question._replace(context_tokens=self.traffic.context_for(self.kind.engine))
         found = simulation.run(question, targets, None if is_alone else number * copies, num_requests, step_factor)
-        share = self.replicas / number
-        found = found._replace(
-            requests_per_second=share * found.requests_per_second, tokens_per_second=share * found.tokens_per_second
-        )
+        found = found.times_as_many(self.replicas / number)
         return self._replace(most_running=found.most_running), found
+
+    @property
+    def job_clients(self) -> int:
+        """The requests of a job that each replica has at once: more than it runs, if there are so many."""
+        most = self.probe.most_running(None)
+        return min(ceil(_MORE_THAN_RUN * most), ceil((self.traffic.targets.num_requests or 1) / self.replicas))
 
     def together(self, simulation: Simulates, targets: Targets) -> int:
         """The replicas that are simulated together. Of many, a few have their share (`Targets.of_share`).
@@ -159,6 +166,8 @@ class OnePool(NamedTuple):
         That is exact for one of the replicas whose requests arrive at random. Of clients, a router sends some replicas
         more than others. A number of requests that was asked for is that of all replicas.
         """
+        if targets.deadline_seconds is not None:
+            return 1
         has_order = simulation.trace is not None or simulation.router != AT_RANDOM
         if has_order or simulation.num_requests is not None or self.replicas <= _FEW_REPLICAS:
             return self.replicas
@@ -169,7 +178,10 @@ class OnePool(NamedTuple):
         return self._replace(simulated=self.run(simulation, self.traffic.targets, None, 1.0, is_alone=False)[1])
 
     def printed(self) -> dict[str, float | None]:
-        """The times and the rates of its row. The ranges are as wide as those of the closed form."""
+        """The times and the rates of its row. The ranges are as wide as those of the closed form.
+
+        How long the requests of a job wait says nothing, so its times to first token are null.
+        """
         serving, simulated = cast(Any, self.probe.serving), self.simulated
         rates = self.replicas * serving["requests_per_second"], self.replicas * serving["tokens_per_second"]
         factors = dict.fromkeys(("ttft", "tpot", "tokens", "requests"), 1.0)
@@ -180,10 +192,12 @@ class OnePool(NamedTuple):
                 factors[metric] = 1.0 if mean is None else mean / serving[f"{metric}_seconds"]
             factors["requests"] *= simulated.requests_per_second / rates[0]
             factors["tokens"] *= simulated.tokens_per_second / rates[1]
-        return {
+        printed = {
             name: None if (value := serving.get(name)) is None else value * factors[name.partition("_")[0]]
             for name in (*TIMES, *_RATES)
         }
+        is_job = self.traffic.targets.deadline_seconds is not None
+        return {name: None if is_job and name.startswith("ttft") else value for name, value in printed.items()}
 
     def why_more(self, best: OnePool) -> str | None:
         """What it takes more than the best layout. None if it does not."""

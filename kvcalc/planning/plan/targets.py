@@ -40,7 +40,8 @@ class Targets(NamedTuple):
     """The load to serve, as concurrent requests or requests per second, and the longest allowed times in seconds.
 
     A target without a percentile limits the mean. The question says with which confidence it must be met
-    (`SpeedQuestion`).
+    (`SpeedQuestion`). With a deadline, the load is a job of `num_requests` requests, which may wait and must end in
+    time; `requests_per_second` is the rate that they need at least.
     """
 
     concurrency: int | None
@@ -51,6 +52,8 @@ class Targets(NamedTuple):
     ttft_percentile: int | None = None
     tpot_percentile: int | None = None
     e2e_percentile: int | None = None
+    num_requests: int | None = None
+    deadline_seconds: float | None = None
 
     @property
     def limits(self) -> list[Limit]:
@@ -69,6 +72,10 @@ class Targets(NamedTuple):
         """Whether a limit is on a time that includes the time in the queue."""
         return self.max_ttft_seconds is not None or self.max_e2e_seconds is not None
 
+    def seconds_for(self, requests_per_second: float, stay_seconds: float) -> float:
+        """How long a job takes at this rate: the last requests stay for `stay_seconds`."""
+        return (self.num_requests or 0) / requests_per_second + stay_seconds
+
     def describe(self, confidence: int) -> documents.PlanTargets:
         """The `targets` part of a document."""
         return {**self._asdict(), "confidence": confidence}  # type: ignore[typeddict-item]
@@ -79,6 +86,7 @@ class Targets(NamedTuple):
         return self._replace(
             requests_per_second=None if rate is None else rate * (1 + headroom),
             concurrency=None if clients is None else ceil(clients * (1 + headroom)),
+            num_requests=None if self.num_requests is None else ceil(self.num_requests * (1 + headroom)),
         )
 
     def of_share(self, share: float) -> Targets:
@@ -92,6 +100,21 @@ class Targets(NamedTuple):
     def without_limits(self) -> Targets:
         """The same load without limits."""
         return Targets(self.concurrency, self.requests_per_second)
+
+
+def of_job(targets: Targets, num_requests: int | None, deadline_seconds: float) -> Targets:
+    """The targets of a job that must end in time. UsageError (exit 2) for another load, or a limit on its times."""
+    if num_requests is None:
+        raise UsageError("--deadline needs the number of requests", "for example --requests 10M")
+    if targets.concurrency is not None or targets.requests_per_second is not None:
+        raise UsageError("--deadline: the rate follows from --requests", "leave out the other load")
+    if targets.limits:
+        name = targets.limits[0].metric
+        raise UsageError(f"--max-{name}: the requests of a job with a --deadline may wait", "leave one of them out")
+    return targets._replace(
+        requests_per_second=num_requests / deadline_seconds, num_requests=num_requests,
+        deadline_seconds=deadline_seconds,
+    )  # fmt: skip
 
 
 def limits_in(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,6 +163,12 @@ class Simulated(NamedTuple):
     tokens_per_second: float = 0.0
     backlog_seconds: float | None = None
     notes: tuple[Note, ...] = ()
+
+    def times_as_many(self, factor: float) -> Simulated:
+        """The same on so many times as many replicas, each with its share of the load."""
+        return self._replace(
+            requests_per_second=factor * self.requests_per_second, tokens_per_second=factor * self.tokens_per_second
+        )
 
 
 class Pools(NamedTuple):
