@@ -61,7 +61,7 @@ def test_a_plan_prints_what_the_estimate_of_its_layout_says(seed: int) -> None:
     draw = Random(seed)
     lengths: dict[str, Any] = {"input_tokens": draw.randint(100, 3000), "output_tokens": draw.randint(50, 400)}
     clients = draw.choice((4, 16, 48))
-    limit = {"max_tpot_seconds": 0.08} if seed % 2 else {}
+    limit: dict[str, Any] = {"max_tpot_seconds": 0.08} if seed % 2 else {}
     (row,) = kvcalc.plan(draw.choice(MODELS[:4]), ["h100"], concurrency=clients, **lengths, **limit)["plans"]
     if row["replicas"] != 1:
         return
