@@ -168,6 +168,11 @@ def test_with_targets_the_cheapest_per_hour_is_the_best_and_without_the_cheapest
     assert cheap["gives_up"].endswith("times the cost per token")
 
 
+def test_prices_of_devices_that_are_not_in_the_plan_are_ignored() -> None:
+    (row,) = ask("llama-3.1-8b", ("l40s",), prices={"h100-sxm": 2.5, "l40s": 1.0}, concurrency=4)["plans"]
+    assert row["cost_per_hour"] == row["num_devices"]
+
+
 def test_without_all_prices_the_best_has_the_fewest_devices() -> None:
     found = ask("llama-3-70b", ("l40s", "h100"), prices={"l40s": 0.01}, concurrency=1)
     assert found["best"] == min(found["plans"], key=lambda row: row["num_devices"])

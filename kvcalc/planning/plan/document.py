@@ -75,15 +75,16 @@ def plan(
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
-    and hour, by device name. The question has no lengths, devices or layout, which plan chooses. Its settings may be
-    those of several engines; each engine takes its own. Of its `speed`, the calibration and the hit rate are used.
-    Requests longer than the model's limit do not fit unless `allow_beyond_limit` is set. `strict` leaves out layouts
-    whose fit is tight. `with_front` adds the Pareto front. `disaggregate` adds rows with prefill and decode on separate
-    instances, joined by the link `transfer`: bytes per second of one device, or a name, and with several kinds of
-    device one row for each engine with the pools on two of them. `all_layouts` tries every way to split the model.
-    The `simulation` judges the layouts, by default one of requests that arrive at random or of clients, and
-    `num_simulated` is the most layouts of a kind to simulate. The rate of a trace in `targets` is that of its busiest
-    part. The load is larger by the share `headroom`, and each layout has `spare_replicas` more than it needs.
+    and hour, by device name; those of other devices are ignored. The question has no lengths, devices or layout, which
+    plan chooses. Its settings may be those of several engines; each engine takes its own. Of its `speed`, the
+    calibration and the hit rate are used. Requests longer than the model's limit do not fit unless `allow_beyond_limit`
+    is set. `strict` leaves out layouts whose fit is tight. `with_front` adds the Pareto front. `disaggregate` adds rows
+    with prefill and decode on separate instances, joined by the link `transfer`: bytes per second of one device, or a
+    name, and with several kinds of device one row for each engine with the pools on two of them. `all_layouts` tries
+    every way to split the model. The `simulation` judges the layouts, by default one of requests that arrive at random
+    or of clients, and `num_simulated` is the most layouts of a kind to simulate. The rate of a trace in `targets` is
+    that of its busiest part. The load is larger by the share `headroom`, and each layout has `spare_replicas` more than
+    it needs.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -95,7 +96,9 @@ def plan(
         _kind(kind, max_devices, engine_on(engine, question.model, kind, dtype), prices)._replace(dtype=dtype)
         for kind in gpus for engine in engines for dtype in dtypes
     ]  # fmt: skip
-    _check(kinds, prices, targets)
+    check_percentiles(targets)
+    for kind in kinds:
+        engine_class(kind.engine)  # UsageError for an unknown one
     settings = setting_texts(question.engine_settings or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
     _check_split(kinds, settings)
@@ -206,16 +209,6 @@ def _check_split(kinds: Sequence[Platform], settings: Mapping[str, Any]) -> None
 def _kind(gpus: Gpu | Devices, max_devices: int, engine: str, prices: Mapping[str, float]) -> Platform:
     gpu, limit = (gpus.gpu, gpus.num_devices) if isinstance(gpus, Devices) else (gpus, max_devices + 1)
     return Platform(gpu, min(limit, max_devices), engine, limit <= max_devices, prices.get(gpu.name))
-
-
-def _check(kinds: Sequence[Platform], prices: Mapping[str, float], targets: Targets) -> None:
-    """UsageError (exit 2) for a price of a device that is not in the plan, or an unknown engine."""
-    for name in prices:
-        if name not in {kind.gpu.name for kind in kinds}:
-            raise UsageError(f"--price {name}: this device is not in the plan", f"--gpu {name}")
-    check_percentiles(targets)
-    for kind in kinds:
-        engine_class(kind.engine)
 
 
 def refuse_empty(document: documents.Plan) -> None:
