@@ -26,6 +26,7 @@ VALUES = {
     "--host-bandwidth": (("--gpu", "h100", "--engine", "llama.cpp"), "80", "80GB/s"),
     "--max-tpot": ((), "30", "30ms or 30s"),
     "--max-ttft": ((), "1", "1ms or 1s"),
+    "--deadline": ((), "8", "8ms or 8s"),
 }
 
 

@@ -81,7 +81,8 @@ def nearest_entry(name: str, table: Mapping[str, _Entry]) -> _Entry | None:
 
 
 def _is_plain(pattern: str) -> bool:
-    return not any(char in pattern for char in "*+?[](){}|^$\\")
+    """Whether a pattern is a name. Files list thousands of them, whose dots stand for no other sign."""
+    return not any(char in pattern for char in "*+?[](){}|^$\\") and not pattern.startswith(".") and ".." not in pattern
 
 
 def _module_match(expression: str) -> Match:

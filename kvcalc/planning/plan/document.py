@@ -314,8 +314,10 @@ def _limit_of(layout: OnePool) -> int:
     if each is None:
         return layout.probe.most_running(clients)
     limit = ranks * (each if clients is None else min(each, clients))
-    counts_all = clients is not None and engine_class(layout.kind.engine).counts_all_ranks
-    return min(limit, clients or limit) if counts_all else limit
+    engine, settings = engine_class(layout.kind.engine), layout.traffic.question.engine_settings or {}
+    if clients is None or not engine.counts_all_ranks or engine.running_option in settings:
+        return limit
+    return min(limit, clients)
 
 
 ROW = (
