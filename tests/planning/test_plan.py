@@ -217,8 +217,6 @@ def test_where_nothing_serves_it_says_what_is_missing(options: dict[str, Any], w
 def test_what_cannot_be_planned_is_refused() -> None:
     with pytest.raises(ModelError, match=r"for h100-sxm: bert-base is an encoder and does not decode$"):
         ask("bert-base", concurrency=1, engines=("logical",), lengths=one_length(10, 10))
-    with pytest.raises(UsageError, match="l4"):
-        ask("gpt2", concurrency=1, prices={"l4": 1.0})
     with pytest.raises(ModelError, match="layout"):
         ask("recurrentgemma-2b", concurrency=1)
 
