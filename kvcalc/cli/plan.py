@@ -66,8 +66,6 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     else:
         (lengths, pairs), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
-        if targets.deadline_seconds is not None:
-            given = {**given, "requests": None}
         simulation = _load_of(given, pairs, lengths)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
@@ -199,6 +197,8 @@ def _load_of(given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Leng
     from kvcalc.planning.plan.planned import PlannedLoad
 
     burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
+    if given["deadline"] is not None:
+        number = None  # --requests is the size of the job
     each = None if pairs is None else list(pairs())
     return PlannedLoad(lengths, each, burstiness, seed, number, router=value_of(given, "router"))
 
@@ -238,8 +238,6 @@ def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:
     for name in ("trace_format", "scale_rate"):
         if given[name] != OF_FIELDS[name].default:
             raise UsageError(f"--{name.replace('_', '-')} needs --trace", "another rate: --requests-per-second")
-    if value_of(given, "burstiness") != 1 and targets.requests_per_second is None:
-        raise UsageError("--burstiness needs --requests-per-second")
     if (targets.concurrency is None) == (targets.requests_per_second is None):
         both = "are both given" if targets.concurrency is not None else ": one of them is needed"
         raise UsageError(
