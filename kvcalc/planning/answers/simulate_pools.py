@@ -109,8 +109,8 @@ def simulate_pools(
     alone = question._replace(devices=Devices(devices.gpu, 1))
     # The prefix is found on the prefill instance alone.
     decode = _decode_pool(without_hits(alone), needs, longest, notes)
-    asked = prefills.of(alone, decode.case.layout.tensor_parallel_size)
-    prefill = _prefill_pool(asked, needs, longest)
+    prefill_question = prefills.of(alone, decode.case.layout.tensor_parallel_size)
+    prefill = _prefill_pool(prefill_question, needs, longest)
     check_joined(prefill.case, decode.case)
     needed = prefills.replicas * prefill.case.layout.num_devices + replicas * decode.case.layout.num_devices
     if devices.num_devices not in (1, needed):
@@ -124,7 +124,7 @@ def simulate_pools(
     shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, requests.block_tokens, notes)
     if question.reuse is not None and prefill.prefix is not None:
         notes += [note for note in prefill.case.notes if note not in notes]
-    named = named_in(asked, prefill.scheduler, requests, load, prefills.replicas, prefill.prefix, notes)
+    named = named_in(prefill_question, prefill.scheduler, requests, load, prefills.replicas, prefill.prefix, notes)
     if named is not None:
         supply.name, shared_tokens = named
     rate = prefills.bytes_per_second(devices.gpu)

@@ -1,9 +1,9 @@
 """Layouts that hold the requests are simulated, and the smallest one that meets its targets wins.
 
-The closed form says which layouts hold the requests, and in which order to try them. With limits, requests one after
-the other are simulated first: if these are too slow, no number of replicas or instances helps. More replicas are not
-slower, so doubled steps and bisection find the fewest. A layout that can only lose to the best so far is simulated
-once, on as many devices. With two pools, instances are added to the one that brings the times closer to their targets,
+The closed form says which layouts hold the requests, and in which order to try them. Requests one after the other are
+simulated first: if these are too slow, no number of replicas or instances helps. More replicas are not slower, so
+doubled steps and bisection find the fewest. A layout that can only lose to the best so far is simulated once, on as
+many devices. With two pools, instances are added to the one that brings the times closer to their targets,
 and taken away again as long as all targets are met.
 """
 

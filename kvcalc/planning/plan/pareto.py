@@ -72,14 +72,14 @@ class _Point(NamedTuple):
 
 def _best(points: list[_Point], priced: bool) -> list[_Point]:
     """The points than which no other is both faster for one user and less of a burden, the fastest first."""
-    found: list[_Point] = []
+    best: list[_Point] = []
     for point in sorted(
         points,
         key=lambda point: (-point.document["tokens_per_second_per_user"], _burden(point.document, priced)),
     ):
-        if not found or _burden(point.document, priced) < _burden(found[-1].document, priced):
-            found.append(point)
-    return found
+        if not best or _burden(point.document, priced) < _burden(best[-1].document, priced):
+            best.append(point)
+    return best
 
 
 def _burden(point: documents.ParetoPoint, priced: bool) -> float:

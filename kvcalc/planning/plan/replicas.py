@@ -43,7 +43,7 @@ TIMES = (
     "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds", "tpot_judged_seconds",
 )  # fmt: skip
 _RATES = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second")
-# So many replicas are simulated together, and so many of those that serve clients.
+# The most replicas that are simulated together: at a rate, and for clients.
 _FEW_REPLICAS, _FEW_OF_CLIENTS = 4, 8
 # A queue of this share beside the requests that run keeps a replica of a job busy.
 _MORE_THAN_RUN = 1.25
@@ -156,7 +156,10 @@ class OnePool(NamedTuple):
 
     @property
     def job_clients(self) -> int:
-        """The requests of a job that each replica has at once: more than it runs, if there are so many."""
+        """The requests of a job that each replica has at once.
+
+        These are more than it runs at once, unless the job has fewer.
+        """
         most = self.probe.most_running(None)
         return min(ceil(_MORE_THAN_RUN * most), ceil((self.traffic.targets.num_requests or 1) / self.replicas))
 

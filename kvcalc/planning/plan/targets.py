@@ -1,6 +1,6 @@
 """The load to serve, and the longest allowed times: of a mean, or of a percentile of the requests.
 
-`planning` does not import `simulation`, so what a plan asks of one is here too (`Simulates`).
+What the search of a plan asks of a simulation is here too (`Simulates`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ class Targets(NamedTuple):
 
 
 def of_job(targets: Targets, num_requests: int | None, deadline_seconds: float) -> Targets:
-    """The targets of a job that must end in time. UsageError (exit 2) for another load, or a limit on its times."""
+    """The targets of a job that must end within the deadline.
+
+    Raises UsageError (exit 2) if another load or a limit on a time is given too.
+    """
     if num_requests is None:
         raise UsageError("--deadline needs the number of requests", "for example --requests 10M")
     if targets.concurrency is not None or targets.requests_per_second is not None:

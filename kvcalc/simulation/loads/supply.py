@@ -29,7 +29,8 @@ class Supply(Iterator[Request]):
         self, requests: Requests, most_tokens: int, fits: Callable[[Request], bool], name: Name | None = None
     ) -> None:
         self.number, self._requests, self._most, self._fits = requests.number, requests.requests, most_tokens, fits
-        self.name, self._cuts_prompts = name, (requests.varies_around or most_tokens + 1) <= most_tokens
+        self.name = name
+        self._cuts_prompts = requests.varies_around is not None and requests.varies_around <= most_tokens
         self.taken: list[Request] = []
         self.cut = self.too_long = self.too_large = 0
         self.longest_tokens, self._shortest = 0, 2**62

@@ -96,7 +96,7 @@ def with_link(traffic: Traffic, transfer: int | str) -> Traffic:
 
 
 class SplitPlan(NamedTuple):
-    """What all rows have in common: the instances of the traffic, the link between them, and the simulation if any.
+    """What all rows have in common: the instances of the traffic, the link between them, and the simulation.
 
     All kinds together have at most `most` devices. At most `num_simulated` pairs of layouts are simulated for a row,
     None for the default.
