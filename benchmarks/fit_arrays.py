@@ -27,10 +27,9 @@ from kvcalc.throughput.costs import (
     step_parts,
     together,
 )
-from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import StepRules
-from kvcalc.throughput.serving import burst_wait, first_host_wait, host_wait, replaced, requests_per_client
+from kvcalc.throughput.serving import burst_wait, first_host_wait, full_step_seconds, host_wait, requests_per_client
 
 if TYPE_CHECKING:
     from fit_parameters import Model
@@ -42,8 +41,6 @@ Ask = Callable[[Mapping[str, Any]], Values]
 CLASSES = ("fp32", "bf16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
 _NOISE = 0.12
 _TTFT_NOISE = 0.2
-# The highest load of the steps.
-_MOST_LOAD = 0.95
 # The place of the longest 99 % of a benchmark among its first requests.
 _LATE = 0.9
 
@@ -100,7 +97,7 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     prompt_scores = np.array([_prompt_flops(row) / _attention(row) for row in rows])
     share = np.array([_replaced(row) / row.output_tokens if row.output_tokens else 0.0 for row in rows])
     own = np.array([_prompts_of_step(row) for row in rows])
-    is_separate = np.array([row.rules is not None and not row.rules.mixes for row in rows])
+    is_separate = np.array([not _rules(row).mixes and row.model.layout.attention_copies == 1 for row in rows])
     mixed = np.where(is_separate, 0.0, 1.0)
     prompts = PromptWork(own, own * prompt, own * prompt_scores, own * prompt)
     # Each stage computes another part of the prompts at the same time.
@@ -122,27 +119,25 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     return ask
 
 
+def _rules(row: Row) -> StepRules:
+    return row.rules or StepRules()
+
+
+def _most(row: Row) -> float:
+    """The prompts of a row that a step of all DP ranks has room for."""
+    return _rules(row).prompts_of_step(row.input_tokens - row.cached_tokens) * row.model.layout.attention_copies
+
+
 def _prompts_of_step(row: Row) -> float:
-    """How many prompts a step that has some computes, with the constants that kvcalc has now."""
-    if not row.output_tokens or row.rules is None:
+    """How many prompts a step that has some computes."""
+    if not row.output_tokens:
         return 1.0
-    prompts = Prompts(row.model, row.input_tokens, row.cached_tokens, row.rules)
-    rate = row.decoding / (row.output_tokens * row.seconds)
-    if row.rules.mixes:
-        return prompts.prompts_of_step(rate * row.seconds, row.decoding)
-    step = row.model.decode(row.decoding, row.context_tokens).seconds
-    lag = host_wait(row.model.constants, step, row.input_tokens)
-    prompts.stop(step, step, rate, row.decoding / row.output_tokens, row.decoding, lag)
-    return prompts.together
+    return min(max(1.0, row.decoding * row.model.tokens_per_step / row.output_tokens), _most(row))
 
 
 def _replaced(row: Row) -> float:
     """The other requests whose prompts are computed while one of the row decodes."""
-    prompts = Prompts(row.model, row.input_tokens, row.cached_tokens, row.rules or StepRules())
-    away = prompts.steps(row.decoding)
-    if row.running >= row.concurrency:
-        away += host_wait(row.model.constants, row.seconds, row.input_tokens) / row.seconds
-    return replaced(row.decoding, row.running, row.output_tokens / row.model.tokens_per_step, away)
+    return row.decoding * (row.concurrency - 1) / row.concurrency
 
 
 def _prompt_flops(row: Row) -> float:
@@ -174,33 +169,32 @@ def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
 def _waits(model: SpeedModel, row: Row) -> tuple[float, ...]:
     """What the time to first token of a row is made of, besides constants.
 
-    The seconds of a step, the others that come with a first request, on average over all requests, the waits that are
-    not fitted, the share of first ones, that on a cold server, the kernels of a step, the seconds of a step with the
-    prompt alone, and those of the host that pass while other prompts are computed. They are those of `serve` with the
-    requests that decoded, and came, when the row was measured.
+    The seconds of a step, the others that come with a first request, on average over all requests, those that are not
+    fitted (the step that runs and its own), the share of first ones, that on a cold server, the kernels of a step, the
+    seconds of a step with the prompt alone, and those of the host that pass while other prompts are computed.
     """
     step = model.decode(row.decoding, row.context_tokens).seconds
-    rules = row.rules or StepRules()
-    prompts = Prompts(model, row.input_tokens, row.cached_tokens, rules)
+    ranks, rules = model.layout.attention_copies, _rules(row)
+    alone = model.prefill(row.input_tokens, 1, row.cached_tokens).seconds
+    full = full_step_seconds(model, row.input_tokens, row.cached_tokens, rules)
     cold, first = float(row.requests == FIRST), (row.requests == ALL) / requests_per_client(row.concurrency)
-    launches, alone = float(model.counts.launches), prompts.alone
-    if row.concurrency == 1:
-        return step, 0.0, prompts.lone, first, cold, launches, alone, 0.0
-    # Clients meet the others, not themselves. At random, requests meet all.
-    others = 1.0 if row.is_open else (row.concurrency - 1) / row.concurrency
-    rate = row.concurrency / ((row.ttft_seconds or 0.0) + row.output_tokens * row.seconds)
-    lag = host_wait(model.constants, step, row.input_tokens)
-    stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding, lag)
-    mean_step = step + row.decoding * stop / row.output_tokens
-    waits = prompts.waits(step, mean_step, row.decoding, others * rate, lag)
-    # The measured rate may be above the one that the constants allow. Each DP rank has a queue of its own.
-    replicas = model.layout.attention_copies
-    of_one = min(rate / replicas, _MOST_LOAD / waits.each)
-    waited = (waits.random if row.is_open else waits.first) + waits.queue(others * of_one)[0] / (others * of_one)
-    with_first = (first + cold) * max(0.0, row.running / replicas - 1)
+    launches, together = float(model.counts.launches), max(0.0, row.running / ranks - 1)
+    known = alone + (step / 2 if row.concurrency > 1 else 0.0)
     # In the mean, the first ones wait for half of each other.
-    burst = (first + 2 * _LATE * cold) * burst_wait(waits.burst, max(waits.most, 1.0), row.running / replicas)
-    return step, with_first, waited + burst, first, cold, launches, alone, prompts.hidden
+    known += (first + 2 * _LATE * cold) * burst_wait(full, max(_most(row) / ranks, 1.0), row.running / ranks)
+    return step, (first + cold) * together, known, first, cold, launches, alone, full * rules.reads_beside
+
+
+def stacked_constants(each: Sequence[Constants]) -> dict[str, Any]:
+    """The constants of each row as arrays."""
+    stacked: dict[str, Any] = {}
+    for name in Constants._fields:
+        values = [getattr(constants, name) for constants in each]
+        if isinstance(values[0], Mapping):
+            stacked[name] = {kind: np.array([value[kind] for value in values]) for kind in values[0]}
+        else:
+            stacked[name] = np.array(values)
+    return stacked
 
 
 def fit(

@@ -7,6 +7,8 @@ llama.cpp and MLX. Engines, kinds of devices and older releases deviate from the
 say so. What single kernels say is taken from kernel tables (benchmarks/kernel_tables.py) and not fitted, or is the
 prior. No constant belongs to a single model or row.
 
+A time under load is that of the short form, corrected by the simulation of the row in each round (`fit_simulated`).
+
 For the error, a whole model family (all its sources), a device or a release is left out. The range in an answer is the
 10th to 90th percentile of measured / predicted with the family left out.
 """
@@ -22,13 +24,12 @@ from typing import Any
 
 import numpy as np
 from constants_document import describe
-from fit_arrays import Values, fit, seconds_of, ttft_seconds_of
+from fit_arrays import Ask, Values, fit, seconds_of, stacked_constants, ttft_seconds_of
 from fit_parameters import LAPTOPS, SERVERS, Model
-from throughput_data import ALL, FIRST, STEADY, Row, data_folder, read_rows
+from fit_simulated import Corrections, corrections
+from throughput_data import ALL, FIRST, Row, data_folder, read_rows
 
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.serving import serve
 
 TARGET = Path(__file__).resolve().parent.parent / "kvcalc" / "throughput" / "constants.json"
 _LEAST_WEIGHT = 1e-3
@@ -36,6 +37,10 @@ _LEAST_WEIGHT = 1e-3
 _MOST_ROWS = 60
 # The weight of a time to first token that is not a mean: it tells waiting from the first steps of a server.
 _NOT_MEAN = 1.5
+# How often the corrections of the short form are renewed.
+ROUNDS = 3
+# A time to first token is at least this share of that of the short form, whatever is added to it.
+_LEAST_OF_SHORT = 0.1
 
 
 def weights_of(rows: Sequence[Row], is_used: Callable[[Row], bool]) -> Values:
@@ -51,19 +56,23 @@ def weights_of(rows: Sequence[Row], is_used: Callable[[Row], bool]) -> Values:
 
 
 class Fitted:
-    """The fitted constants, by engine, kind of device and release."""
+    """The fitted constants, by engine, kind of device and release.
 
-    def __init__(self, rows: Sequence[Row], start: Fitted | None = None) -> None:
+    The short form of a row, corrected by `found`, is what the measured times are compared with (`fit_simulated`).
+    """
+
+    def __init__(self, rows: Sequence[Row], found: Corrections, start: Fitted | None = None) -> None:
         self.models: dict[str, Model] = {}
         self.theta: dict[str, Values] = {}
         self.sizes: dict[str, int] = {}
         self._known: dict[tuple[str, ...], Constants] = {}
         for model in (SERVERS, LAPTOPS):
-            own = [row for row in rows if row.engine in model.engines]
-            self._fit(model, "", own, start)
-            self._fit(model.first_token, "ttft", [row for row in own if row.ttft_seconds], start)
+            own = [i for i, row in enumerate(rows) if row.engine in model.engines]
+            self._fit(model, "", [rows[i] for i in own], found.of(own), start)
+            own = [i for i in own if rows[i].ttft_seconds]
+            self._fit(model.first_token, "ttft", [rows[i] for i in own], found.of(own), start)
 
-    def _fit(self, model: Model, which: str, own: list[Row], start: Fitted | None) -> None:
+    def _fit(self, model: Model, which: str, own: list[Row], found: Corrections, start: Fitted | None) -> None:
         if not own:
             return
         key = model.name + which
@@ -73,12 +82,12 @@ class Fitted:
             self.theta[key], self.models[key] = before, model  # none of its rows are left out
             return
         if which:
-            ask = ttft_seconds_of(own, [self.constants_of(row) for row in own])
+            ask = first_of(own, [self.constants_of(row) for row in own], found)
             measured = [row.ttft_seconds or 1.0 for row in own]
             weights = weights_of(own, lambda row: row.running >= row.concurrency and not row.waits_oddly)
             weights = weights * np.array([1.0 if row.requests == ALL else _NOT_MEAN for row in own])
         else:
-            ask, measured = seconds_of(own), [row.seconds for row in own]
+            ask, measured = tpot_of(own, found), [row.seconds for row in own]
             weights = weights_of(own, lambda row: row.requests != FIRST)
         self.theta[key] = fit(model, own, ask, np.log(measured), weights, before)
         self.models[key] = model
@@ -98,18 +107,27 @@ class Fitted:
             self._known[key] = Constants(**self.values(row.engine, labels))
         return self._known[key]
 
-    def predict(self, row: Row) -> tuple[float, float | None]:
-        """The seconds that kvcalc predicts for the row, and those to the first token if requests are served."""
-        model = SpeedModel(row.model.counts, row.model.gpu, self.constants_of(row))
-        if not row.output_tokens:
-            return model.decode(row.running, row.context_tokens).seconds, None
-        found = serve(
-            model, row.input_tokens, row.output_tokens, row.concurrency, row.running, row.cached_tokens, row.rules
-        )
-        if row.is_open:
-            return found.tpot_seconds, found.random_ttft_seconds
-        first = {ALL: found.ttft_seconds, STEADY: found.steady_ttft_seconds, FIRST: None}[row.requests]
-        return found.tpot_seconds, first
+    def predict(self, rows: Sequence[Row], found: Corrections) -> Predicted:
+        """The seconds that kvcalc predicts for the rows, and those to the first token if they are measured."""
+        each = [self.constants_of(row) for row in rows]
+        seconds = tpot_of(rows, found)(stacked_constants(each))
+        served = [i for i, row in enumerate(rows) if row.ttft_seconds]
+        own = [each[i] for i in served]
+        first = first_of([rows[i] for i in served], own, found.of(served))(stacked_constants(own)) if own else []
+        known = dict(zip(served, map(float, first)))
+        return [(float(s), known.get(i)) for i, s in enumerate(seconds)]
+
+
+def tpot_of(rows: Sequence[Row], found: Corrections) -> Ask:
+    """The corrected time per output token, or decode step, of every row."""
+    short = seconds_of(rows)
+    return lambda constants: found.ratios * short(constants)
+
+
+def first_of(rows: Sequence[Row], step: Sequence[Constants], found: Corrections) -> Ask:
+    """The corrected time to first token of every row, with the step's constants as they are in `step`."""
+    short = ttft_seconds_of(rows, step)
+    return lambda constants: np.maximum(short(constants) + found.seconds, _LEAST_OF_SHORT * short(constants))
 
 
 def model_of(engine: str) -> Model:
@@ -117,19 +135,20 @@ def model_of(engine: str) -> Model:
     return SERVERS if engine in SERVERS.engines else LAPTOPS
 
 
-Predicted = list[tuple[float, float | None]]
+Predicted = list[tuple[float, "float | None"]]
 
 
-def left_out(rows: Sequence[Row], key: Callable[[Row], str], start: Fitted) -> Predicted:
+def left_out(rows: Sequence[Row], found: Corrections, key: Callable[[Row], str], start: Fitted) -> Predicted:
     """The prediction for each row with constants fitted without all rows that have the same `key`."""
-    found: Predicted = [(0.0, None)] * len(rows)
+    predicted: Predicted = [(0.0, None)] * len(rows)
     for value in sorted({key(row) for row in rows}):
-        kept = Fitted([row for row in rows if key(row) != value], start)
-        for i, row in enumerate(rows):
-            if key(row) == value:
-                found[i] = kept.predict(row)
+        kept = [i for i, row in enumerate(rows) if key(row) != value]
+        out = [i for i, row in enumerate(rows) if key(row) == value]
+        fitted = Fitted([rows[i] for i in kept], found.of(kept), start)
+        for i, seconds in zip(out, fitted.predict([rows[i] for i in out], found.of(out))):
+            predicted[i] = seconds
         print(f"  without {value}", flush=True)
-    return found
+    return predicted
 
 
 def family_of(row: Row) -> str:
@@ -150,17 +169,22 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="only fit and print; write nothing, leave nothing out")
     options = parser.parse_args()
     rows = read_rows(data_folder(options.data))
-    fitted = Fitted(rows)
+    each = [row.model.constants for row in rows]
+    for _ in range(ROUNDS):
+        found = corrections(rows, each)
+        fitted = Fitted(rows, found)
+        each = [fitted.constants_of(row) for row in rows]
+    found = corrections(rows, each)
+    here = fitted.predict(rows, found)
     for key, model in fitted.models.items():
         print(key, model.described(fitted.theta[key]))
-    here = [fitted.predict(row) for row in rows]
     for source in dict.fromkeys(row.source for row in rows):
         chosen = [i for i, row in enumerate(rows) if row.source == source]
         errors = np.array([abs(here[i][0] / rows[i].seconds - 1) for i in chosen])
         print(source, len(errors), f"mean {errors.mean():.3f} median {np.median(errors):.3f}")
     if options.dry_run:
         return
-    document = describe(rows, fitted, here, left_out(rows, family_of, fitted))
+    document = describe(rows, fitted, here, left_out(rows, found, family_of, fitted))
     TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {TARGET}")
 

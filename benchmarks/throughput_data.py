@@ -21,11 +21,11 @@ from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.answers.load import at_load
-from kvcalc.planning.closed_form.running import running_requests, step_rules
+from kvcalc.planning.answers.short_form import places_of, step_rules
 from kvcalc.releases import Release, parse_release
 from kvcalc.server.admission import most_at_once, wanted_requests
 from kvcalc.server.budget import budget
-from kvcalc.server.case import make_case
+from kvcalc.server.case import Case, make_case
 from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.constants import constants_kind, device_kind, weight_class
 from kvcalc.throughput.roofline import SpeedModel
@@ -89,9 +89,10 @@ class Row(NamedTuple):
     seconds: float
     ttft_seconds: float | None
     suspect: str | None
+    case: Case
     rules: StepRules | None = None
     cached_tokens: float = 0.0
-    is_open: bool = False  # requests arrive at random
+    rate: float = 0.0  # requests per second that arrive at random. 0: clients send the next one after each answer
     requests: str = ALL  # those of which the time to first token is known
 
     @property
@@ -112,8 +113,7 @@ class Row(NamedTuple):
 
         Either they took seconds even with four requests, as if kernels were compiled during the run. Or all requests
         have the same lengths: then the answers of a step's prompts end together, the next prompts come together, and
-        the clients wait for each other again and again. `kvcalc simulate` with equal lengths predicts 12 runs of SGLang
-        0.5.1 within 14 % at the median, and the closed form within 62 %. vLLM's and TensorRT-LLM's are in between.
+        the clients wait for each other again and again.
         """
         if (self.engine, self.version) in EQUAL_LENGTHS:
             return True
@@ -264,7 +264,7 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
         return None
     served = fields.get("output_tokens", 0)
     most = most_at_once(case, budget(case))
-    running = running_requests(case, wanted_requests(case, most)).requests
+    running = places_of(case, wanted_requests(case, most))
     if not running:
         return None  # it does not fit
     concurrency = fields.get("concurrency", running)
@@ -277,8 +277,8 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     return Row(
         point["set"], FAMILIES.get(point["family"], point["family"]), point["engine"], point["version"],
         point["date"], fields, speed.model, speed.weight_dtype, context, fields.get("input_tokens", 0), served,
-        concurrency, running, decoding, seconds, first, suspect, step_rules(case, most),
-        fields.get("prefix_hit_rate", 0.0) * fields.get("input_tokens", 0), bool(point.get("rate")),
+        concurrency, running, decoding, seconds, first, suspect, case, step_rules(case, most),
+        fields.get("prefix_hit_rate", 0.0) * fields.get("input_tokens", 0), point.get("rate") or 0.0,
         point.get("requests", ALL),
     )  # fmt: skip
 

@@ -134,7 +134,7 @@ class PlanTrace(TypedDict):
     requests_per_second: Positive
     """mean rate, for which the costs of a token are"""
     peak_requests_per_second: Positive
-    """rate of the busiest minute, for which the closed form chooses layouts. The mean rate for a shorter trace"""
+    """rate of the busiest minute, for which the short form chooses layouts. The mean rate for a shorter trace"""
 
 
 class PlanRow(TypedDict):

@@ -1,7 +1,7 @@
 """How an engine's scheduler works: which requests start, what a step computes, and what happens in a full cache.
 
-`Engine.schedule` gives the facts. The closed form (`kvcalc.planning.closed_form.served`) and the simulation
-(`kvcalc.simulation`) read the same ones, and know no engine. The sources are in the engines' own modules.
+`Engine.schedule` gives the facts. The simulation (`kvcalc.simulation`) and the short form (`kvcalc.throughput.serving`)
+read the same ones, and know no engine. The sources are in the engines' own modules.
 """
 
 from __future__ import annotations
@@ -65,27 +65,13 @@ class Schedule(NamedTuple):
         tokens = self.step_tokens * self.stages
         if self.mixes and not self.has_slots and not self.is_exact:
             tokens = max(tokens, running * checked_tokens + (0 if self.divides else longest_tokens))
-        return StepRules(
-            tokens, self.mixes, self.divides, self.overlaps, self.enough_tokens or 0, self.receives_every,
-            self.routing == ROUND_ROBIN, self.reads_beside,
-        )  # fmt: skip
+        return StepRules(tokens, self.mixes, self.divides, self.overlaps, self.enough_tokens or 0, self.reads_beside)
 
     def end_of_part(self, start: int, prompt: int, room: int) -> int:
         """Where the next part of a prompt of `prompt` tokens ends if a step has `room` tokens left for it."""
         end = min(prompt, start + room)
         stops = [prompt - min(tokens, self.step_tokens) for tokens in self.part_ends]
         return min((stop for stop in stops if start < stop <= end), default=end)
-
-    def prompt_parts(self, tokens: int, cached_tokens: int) -> list[tuple[int, int]]:
-        """The parts in which a slot computes a prompt whose first `cached_tokens` are cached: [(first, last + 1), ...].
-
-        Empty without slots: then only the room that other requests leave in a step divides a prompt.
-        """
-        found, start = list[tuple[int, int]](), cached_tokens
-        while self.has_slots and start < tokens:
-            found.append((start, self.end_of_part(start, tokens, self.step_tokens)))
-            start = found[-1][1]
-        return found
 
 
 class Disaggregation(NamedTuple):

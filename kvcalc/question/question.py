@@ -35,7 +35,7 @@ class SpeedQuestion(NamedTuple):
     With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
     A length is the mean of lengths that vary by a third, or the text of a distribution such as `fixed:1000`
     (`kvcalc.question.lengths`). With `benchmark`, times are those that a benchmark's client counts from its first
-    request on, else those of the steady state. `closed_form` takes those of the closed form, which searches and fits
+    request on, else those of the steady state. `short_form` takes those of the short form, which searches and fits
     ask again and again; nothing else may.
     `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
     `expert_parallel_size` is by default all devices of a stage if there are DP ranks, else 1. `confidence` is the
@@ -50,7 +50,7 @@ class SpeedQuestion(NamedTuple):
     prefix_hit_rate: float = 0.0
     confidence: int = DEFAULT_CONFIDENCE
     benchmark: bool = False
-    closed_form: bool = False
+    short_form: bool = False
 
     @property
     def prompt_tokens(self) -> int | None:

@@ -29,9 +29,8 @@ from kvcalc.simulation.replicas.routing import ROUTERS
 from kvcalc.simulation.replicas.rules import Lag, Rules
 from kvcalc.simulation.replicas.server import Server
 from kvcalc.simulation.replicas.times import ModelTimes
-from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.serving import first_host_wait
+from kvcalc.throughput.serving import first_host_wait, full_step_seconds
 
 
 class Scheduler(NamedTuple):
@@ -76,8 +75,10 @@ class Scheduler(NamedTuple):
         tokens, cached = (
             sum(each) / len(together) for each in zip(*((one.prompt_tokens, one.given_tokens) for one in together))
         )
-        prompts = Prompts(model, round(tokens), cached, schedule.steps(running, round(tokens)))
-        return load.first_seconds(c) + first_host_wait(c, tokens, len(together) - 1, prompts.hidden)
+        hidden = 0.0
+        if schedule.reads_beside:
+            hidden = full_step_seconds(model, tokens, cached, schedule.steps(running, round(tokens)))
+        return load.first_seconds(c) + first_host_wait(c, tokens, len(together) - 1, hidden)
 
     def server(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None = None) -> Server:
         """A replica for the requests of `arrivals`. They share named blocks of `shared_tokens` tokens, or none."""

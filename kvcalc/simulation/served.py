@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.errors import KvcalcError
 from kvcalc.notes import Note
 from kvcalc.question.lengths import Distribution, lengths_of
@@ -19,8 +17,7 @@ from kvcalc.throughput.roofline import SpeedModel
 class Served(NamedTuple):
     """The times in seconds and the rates of one replica. `running` requests run on average.
 
-    `prefill_share` is the share of the time per output token that the prompts of others take. `other_ttfts` are times
-    to first token of other arrivals, by their keys, which the closed form knows.
+    `prefill_share` is the share of the time per output token that the prompts of others take.
     """
 
     prompt: Distribution
@@ -32,7 +29,6 @@ class Served(NamedTuple):
     tokens_per_second: float
     requests_per_second: float
     prefill_share: float
-    other_ttfts: Mapping[str, float] = {}
 
 
 def serve_load(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:

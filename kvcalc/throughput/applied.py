@@ -41,7 +41,7 @@ class Applied(NamedTuple):
     ) -> None:
         """Replace the ranges in a `throughput` document.
 
-        `here` and `near` are the documents in closed form of the same model, and of the models in `near`: runs of a
+        `here` and `near` are the documents in the short form of the same model, and of the models in `near`: runs of a
         simulation differ more than these.
         """
         if self.fit is None:

@@ -1,4 +1,4 @@
-"""The exchange of tokens between DP ranks and the experts of all replicas, and the DP rank with the most prompts.
+"""The exchange of tokens between DP ranks and the experts of all replicas.
 
 Every layer with experts has two all-to-alls: one sends the tokens to the ranks of their experts (dispatch), the other
 brings the results back (combine). The all-to-alls of decoding have a fixed cost and a cost per token:
@@ -13,10 +13,8 @@ Experts are chosen at random with equal probability, as if the engine's load bal
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, expm1, sqrt
 from typing import TYPE_CHECKING
 
-from kvcalc.throughput.choices import largest_normal
 from kvcalc.throughput.hardware import node_devices
 from kvcalc.throughput.links import nodes
 
@@ -39,10 +37,6 @@ _NETWORK_OVERHEAD = 1.25
 # Results are combined in bf16. Tokens are dispatched in fp8 if the experts multiply in 8 bits or less, with a scale in
 # fp32 for each 128 elements, else in bf16. Source: README.md of DeepEP and its low_latency_dispatch.
 _COMBINE_BYTES, _BF16_BYTES, _FP8_BYTES = 2.0, 2.0, 1 + 4 / 128
-
-
-# The chance that is no longer added up, and the prompts of a step from which on their distribution does not matter.
-_NEGLIGIBLE, _MANY = 1e-9, 30
 
 
 class ExpertExchange:
@@ -90,69 +84,6 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
     Each of `groups` groups of ranks holds whole experts, split over the ranks of the group.
     """
     return (ranks - 1) * (1 - (1 - 1 / groups) ** read)
-
-
-def busiest_share(prompts: float, replicas: int, in_turn: bool) -> float:
-    """The share of a step's prompts that the DP rank with most of them computes, on average.
-
-    A step has `prompts` prompts on average. They are those of the clients whose answers ended with an earlier step, so
-    a step has as many after a long one as after a short one. Their number has a Poisson distribution. If replicas get
-    requests `in_turn`, those of one step are spread evenly over them. Else a request goes to the replica with the
-    least to do, which is the one where an answer ended, and answers end at random: with any of them. One prompt that is
-    alone has a share of 1, and of very many the share is 1 / replicas.
-    """
-    return (_largest_in_turn if in_turn else _largest)(prompts, replicas) / prompts
-
-
-def ranks_with_prompts(prompts: float, replicas: int, in_turn: bool) -> float:
-    """The mean number of DP ranks that have one of a step's prompts. They are spread as in `busiest_share`."""
-    if not in_turn or prompts > max(_MANY, 3 * replicas):
-        return -replicas * expm1(-prompts / replicas)
-    chance = exp(-prompts)
-    above, found = -expm1(-prompts), 0.0
-    # The sum over k of the chance that there are more than k prompts.
-    for number in range(1, replicas + 1):
-        found += above
-        chance *= prompts / number
-        above -= chance
-    return found
-
-
-def _largest(prompts: float, replicas: int) -> float:
-    """The mean of the largest of `replicas` numbers, each with a Poisson distribution, which are `prompts` together."""
-    mean = prompts / replicas
-    if mean > _MANY:
-        return mean + _above_mean(mean, replicas)
-    chance = below = exp(-mean)
-    most, number = 0.0, 0
-    # The sum over k of the chance that one of them is more than k.
-    while 1 - below**replicas > _NEGLIGIBLE * prompts:
-        most += 1 - below**replicas
-        number += 1
-        chance *= mean / number
-        below += chance
-    return most
-
-
-def _largest_in_turn(prompts: float, replicas: int) -> float:
-    """The mean number of prompts that the busiest replica gets if a step has `prompts` of them on average."""
-    if prompts > max(_MANY, 3 * replicas):
-        return prompts / replicas + (1 - 1 / replicas) / 2  # any remainder is as likely as another
-    chance = exp(-prompts)
-    above, most, number = -expm1(-prompts), 0.0, 0
-    # The mean of the rounded-up number is the sum over k of the chance that there are more than k x replicas prompts.
-    while above > _NEGLIGIBLE * prompts:
-        if number % replicas == 0:
-            most += above
-        number += 1
-        chance *= prompts / number
-        above -= chance
-    return most
-
-
-def _above_mean(variance: float, number: int) -> float:
-    """How far the largest of `number` normal variables is above their mean."""
-    return largest_normal(number) * sqrt(variance)
 
 
 def _dispatch_bytes(gpu: Gpu, experts: tuple[Experts, ...]) -> float:

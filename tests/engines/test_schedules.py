@@ -39,34 +39,34 @@ def schedule_of(engine: str, settings: Mapping[str, str], model: str = "llama-3-
             "sglang",
             {"chunked-prefill-size": "512"},
             2,
-            StepRules(512, mixes=False, overlaps=True, in_turn=True, reads_beside=True),
+            StepRules(512, mixes=False, overlaps=True, reads_beside=True),
         ),
-        ("sglang", {}, 1, StepRules(8192, mixes=False, overlaps=True, in_turn=True, reads_beside=True)),
+        ("sglang", {}, 1, StepRules(8192, mixes=False, overlaps=True, reads_beside=True)),
         ("tensorrt-llm", {}, 1, StepRules(10_000 + 1200, divides=False, overlaps=True)),
         ("tensorrt-llm", {}, 2, StepRules(2 * 8192, divides=False)),
         # A number that is given is not raised.
         ("tensorrt-llm", {"max-num-tokens": "2048"}, 1, StepRules(2048, divides=False, overlaps=True)),
         ("tensorrt-llm", {"enable-chunked-prefill": ""}, 1, StepRules(8192, overlaps=True)),
         ("tensorrt-llm", {"disable-overlap-scheduler": ""}, 1, StepRules(10_000 + 1200, divides=False)),
-        ("sglang", {"enable-mixed-chunk": ""}, 1, StepRules(8192, overlaps=True, in_turn=True, reads_beside=True)),
-        ("sglang", {"disable-overlap-schedule": ""}, 1, StepRules(8192, mixes=False, in_turn=True, reads_beside=True)),
+        ("sglang", {"enable-mixed-chunk": ""}, 1, StepRules(8192, overlaps=True, reads_beside=True)),
+        ("sglang", {"disable-overlap-schedule": ""}, 1, StepRules(8192, mixes=False, reads_beside=True)),
         (
             "sglang",
             {"scheduler-recv-interval": "30"},
             1,
-            StepRules(8192, mixes=False, overlaps=True, every=30, in_turn=True, reads_beside=True),
+            StepRules(8192, mixes=False, overlaps=True, reads_beside=True),
         ),
         (
             "sglang",
             {"max-prefill-tokens": "20000"},
             1,
-            StepRules(8192, mixes=False, overlaps=True, in_turn=True, reads_beside=True),
+            StepRules(8192, mixes=False, overlaps=True, reads_beside=True),
         ),
         (
             "sglang",
             {"max-prefill-tokens": "4096"},
             1,
-            StepRules(8192, mixes=False, overlaps=True, enough_tokens=4096, in_turn=True, reads_beside=True),
+            StepRules(8192, mixes=False, overlaps=True, enough_tokens=4096, reads_beside=True),
         ),
         ("llama.cpp", {}, 1, StepRules(2048)),
     ],
@@ -124,13 +124,19 @@ def test_sglang_multiplies_the_first_part_up_to_1(factor: str, first: float) -> 
 
 
 def test_llama_cpp_computes_a_prompt_in_batches_and_saves_windows() -> None:
-    assert schedule_of("llama.cpp", {}).prompt_parts(5000, 100) == [(100, 2148), (2148, 4196), (4196, 5000)]
+    def ends(schedule: Schedule, tokens: int, start: int = 0) -> list[int]:
+        found = [start]
+        while found[-1] < tokens:
+            found.append(schedule.end_of_part(found[-1], tokens, schedule.step_tokens))
+        return found
+
+    assert ends(schedule_of("llama.cpp", {}), 5000, 100) == [100, 2148, 4196, 5000]
     windows = schedule_of("llama.cpp", {"ubatch-size": "256"}, "gemma-3-4b")
-    assert windows.prompt_parts(5000, 0) == [(0, 2048), (2048, 4096), (4096, 4740), (4740, 4996), (4996, 5000)]
-    assert windows.prompt_parts(3, 0) == [(0, 3)]
+    assert ends(windows, 5000) == [0, 2048, 4096, 4740, 4996, 5000]
+    assert ends(windows, 3) == [0, 3]
     assert schedule_of("llama.cpp", {"swa-full": "true"}, "gemma-3-4b").part_ends == ()
     # The others divide prompts by the room in a step only.
-    assert schedule_of("vllm", {}).prompt_parts(50_000, 0) == []
+    assert schedule_of("vllm", {}).end_of_part(0, 50_000, 20_000) == 20_000
 
 
 def test_the_schema_and_the_help_name_the_engines_with_a_schedule(kvcalc: Any) -> None:

@@ -334,7 +334,7 @@ class Knee:
 
 
 def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee, confidence: int = 50) -> Any:
-    """The capacity of a server on an H100, which the closed form says is far more than the knee's rate."""
+    """The capacity of a server on an H100, which the short form says is far more than the knee's rate."""
     found: list[Any] = []
 
     def kept(question: Any, *asked: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The numbers of prefill and decode instances against brute force, closed forms and a queue that is played out."""
+"""The numbers of prefill and decode instances against brute force, short forms and a queue that is played out."""
 
 from __future__ import annotations
 

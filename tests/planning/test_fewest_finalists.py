@@ -27,7 +27,7 @@ class KnownJudge:
         self, needed: tuple[int, ...], *, alone_misses: bool = False, has_trace: bool = False, endless: int = 0
     ) -> None:  # fmt: skip
         self.needed, self.alone_misses, self.simulated = needed, alone_misses, list[tuple[int, ...]]()
-        self.endless = endless  # so many instances have an endless queue in the closed form
+        self.endless = endless  # so many instances have an endless queue in the short form
         self.simulation, self.decides = Fake(trace="a trace" if has_trace else None), True
 
     def alone(self, guess: Any) -> Any:
@@ -93,7 +93,7 @@ def test_a_request_that_is_too_slow_alone_is_not_helped_by_replicas() -> None:
     assert (found.missed, judge.simulated) == ("too slow", [])
 
 
-def test_no_layout_is_taken_that_the_closed_form_calls_overloaded() -> None:
+def test_no_layout_is_taken_that_the_short_form_calls_overloaded() -> None:
     """A run in which it keeps up may be too short for a queue that grows slowly. A trace ends."""
     judge: Any = KnownJudge((3,))
     found: Any = _fewest_replicas(judge, option(4, least=5), None)
@@ -199,7 +199,14 @@ class Confirming:
 
 
 def finalist(layout: Any, missed: str | None) -> Any:
-    return Tried(missed=missed, layout=layout, rank=(layout.num_devices, 0.5), judged=Fake(worst=0.5), nearly=False)
+    return Tried(
+        missed=missed,
+        layout=layout,
+        rank=(layout.num_devices, 0.5),
+        judged=Fake(worst=0.5),
+        nearly=False,
+        is_alone=False,
+    )
 
 
 class Tried(Fake):
@@ -245,6 +252,23 @@ def test_a_layout_that_was_too_large_is_tried_if_the_winner_is_not_confirmed(lea
         assert found.reason.endswith("unlucky")
     else:
         assert found.num_devices == devices
+
+
+def test_a_layout_that_missed_with_as_many_devices_is_tried_with_more_if_the_winner_is_not_confirmed() -> None:
+    """With 4 devices, the first layout is unlucky and needs 8 then. The second one misses with 4, and meets with 6."""
+
+    def smallest_of(judge: Any, layout: Any, best: Any) -> Any:
+        most = None if best is None else best.layout.num_devices
+        if layout.sizes == [4, 8]:
+            return finalist(layout.at(4), None)
+        return finalist(layout.at(4), "late") if most == 4 else finalist(layout.at(6), None)
+
+    def larger_of(judge: Any, found: Any) -> Any:
+        return finalist(found.layout.at(8), None)
+
+    layouts: Any = [Sized(num_devices=0, sizes=sizes) for sizes in ([4, 8], [4, 6])]
+    found: Any = find_simulated(Confirming(6), [(layouts, None)], smallest_of, larger_of)  # type: ignore[arg-type]
+    assert found.num_devices == 6
 
 
 def test_each_layout_is_compared_with_the_smallest_so_far() -> None:

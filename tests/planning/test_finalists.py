@@ -61,7 +61,7 @@ def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_do
         if row["tensor_parallel_size"] == best["tensor_parallel_size"]
     }
     for replicas in (best["replicas"], best["replicas"] - 1):
-        # Replicas that the closed form calls overloaded are not simulated.
+        # Replicas that the short form calls overloaded are not simulated.
         finalist = finalists.get(replicas) or finalists[best["replicas"]]
         assert finalist["step_factor"] == pytest.approx(best["tpot_judged_seconds"] / best["tpot_seconds"])
         assert (finalist["step_factor"] > 1) == (confidence == 80)
@@ -114,8 +114,8 @@ def test_no_layout_that_would_pass_is_left_out(metric: str, percentile: int, lim
     assert best is None or best["num_devices"] > 0
 
 
-def test_a_simulated_time_may_be_below_the_mean_of_the_closed_form() -> None:
-    """The closed form must not drop what the simulation passes."""
+def test_a_simulated_time_may_be_below_the_mean_of_the_short_form() -> None:
+    """The short form must not drop what the simulation passes."""
     load: dict[str, Any] = {"requests_per_second": 8.0, "confidence": 50, "max_devices": 1}
     (row,) = ask(requests=None, **load)["plans"]
     limit = row["ttft_seconds"] * 0.975

@@ -183,7 +183,7 @@ def test_a_layout_is_simulated_once_with_the_same_numbers() -> None:
     for _ in range(2):
         judge.at(layout, (2,))
         judge.alone(layout)
-        assert judge.at(layout, (0,)) is None, "the closed form has an endless queue there"
+        assert judge.at(layout, (0,)) is None, "the short form has an endless queue there"
     assert runs == [(2, False), (1, True)]
 
 
@@ -267,7 +267,7 @@ def test_a_layout_that_has_no_room_for_a_spare_replica_is_left_out() -> None:
 
 
 def test_clients_with_equal_answers_may_end_together() -> None:
-    """The closed form says 230 ms for one replica, and its simulation 579 ms: all prompts come at once."""
+    """The short form says 230 ms for one replica, and its simulation 579 ms: all prompts come at once."""
     asked: dict[str, Any] = {"engine": "tensorrt-llm", "concurrency": 64}
     found = kvcalc.plan(
         "qwen3-235b-a22b", ["h100"], input_tokens=500, output_tokens=300, max_ttft_seconds=0.5, **asked
@@ -319,7 +319,7 @@ def test_of_many_replicas_a_few_are_simulated_with_their_share(
 
 @pytest.mark.nightly  # tests/recorded asks about many such pools
 def test_pools_that_a_simulation_finds_too_slow_are_not_taken() -> None:
-    """The closed form promises 341 ms for three prefill instances of DP ranks, and their simulation misses 500 ms."""
+    """The short form promises 341 ms for three prefill instances of DP ranks, and their simulation misses 500 ms."""
     asked: dict[str, Any] = {"engine": "vllm", "transfer": "infiniband-400g"}
     found: Any = kvcalc.plan(
         "mixtral-8x7b", ["a100-80gb"], input_tokens=3000, output_tokens=120, requests_per_second=25.0,

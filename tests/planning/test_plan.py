@@ -45,11 +45,11 @@ def holds(name: str, gpu: str, tp: int, running: int, lengths: Lengths) -> bool:
 def replica(
     name: str, gpu: str, tp: int, running: int, lengths: Lengths, engine: str = "vllm", *, simulated: bool = False
 ) -> dict[str, Any]:
-    """The estimate, or that of the closed form, whose document has times that are printed nowhere."""
+    """The estimate, or that of the short form, whose document has times that are printed nowhere."""
     answer: Any = kvcalc.estimate(
         loaded(name), engine=engine,
         tensor_parallel_size=tp, devices=Devices(find_gpu(gpu), tp),
-        speed=SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running, closed_form=not simulated),
+        speed=SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running, short_form=not simulated),
     )  # fmt: skip
     return cast("dict[str, Any]", answer)
 

@@ -246,12 +246,11 @@ def test_a_shape_asks_for_the_ranks_and_experts_that_it_has() -> None:
     assert asked.with_layout(Layout(2, 1, 1, 2).asked).speed == SpeedQuestion(2, 10, 20, 3)
 
 
-def serving(ttft: Range3, tpot: Range3, random_ttft: float = 1.0) -> Any:
+def serving(ttft: Range3, tpot: Range3) -> Any:
     return {
         "ttft_seconds": ttft[0], "ttft_low_seconds": ttft[1], "ttft_high_seconds": ttft[2],
         "tpot_seconds": tpot[0], "tpot_low_seconds": tpot[1], "tpot_high_seconds": tpot[2],
         "ttft_judged_seconds": ttft[2] or ttft[0], "tpot_judged_seconds": tpot[2] or tpot[0],
-        "random_ttft_seconds": random_ttft, "steady_ttft_seconds": ttft[0],
     }  # fmt: skip
 
 
@@ -307,23 +306,6 @@ def test_a_server_has_the_context_that_its_engine_needs_up_to_the_limit_of_the_m
     assert traffic.limit == (1000 if limit == 1000 else None)
     assert (traffic.refusal is None) is (limit != 1000)
     assert traffic._replace(allow_beyond_limit=True).refusal is None
-
-
-PARTS: Any = ("", "low_", "high_", "judged_")
-
-
-def test_the_first_requests_of_clients_do_not_count() -> None:
-    document = {**serving((2.0, 1.0, 3.0), (0.1, None, None), 1.0), "steady_ttft_seconds": 1.5}
-    found = Probe(1, None, _answer(document), None, "random_ttft_seconds")  # type: ignore[arg-type]
-    random: Any = found.serving
-    assert [random[f"ttft_{part}seconds"] for part in PARTS] == [1.0, 0.5, 1.5, 1.5]
-    assert [random[f"tpot_{part}seconds"] for part in PARTS] == [0.1, None, None, 0.1]
-    steady: Any = found._replace(ttft="steady_ttft_seconds").serving
-    assert [steady[f"ttft_{part}seconds"] for part in PARTS] == [1.5, 0.75, 2.25, 2.25]
-    assert found.benchmark["ttft_seconds"] == 2.0
-    unknown = _answer(serving((2.0, None, None), (0.1, None, None)))
-    wide: Any = found._replace(speed=unknown).serving
-    assert [wide[f"ttft_{part}seconds"] for part in PARTS] == [1.0, None, None, 1.0]
 
 
 def _answer(served: Any, **fit: Any) -> Any:
@@ -409,7 +391,8 @@ def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:
 
 
 def finalist(one: Any, worst: float, missed: str | None = None) -> Any:
-    return Finalist(one, SimpleNamespace(missed=missed, worst=worst), is_alone=False)  # type: ignore[arg-type]
+    judged = SimpleNamespace(missed=missed, worst=worst, simulated=SimpleNamespace(tokens_per_second=1.0))
+    return Finalist(one, judged, is_alone=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +405,7 @@ def finalist(one: Any, worst: float, missed: str | None = None) -> Any:
         # Of layouts that miss a target, the one with the fewest devices, and then the closest to its target.
         ([], [finalist(layout(5), 1.1, "late"), finalist(layout(1), 1.3, "later"), finalist(layout(1), 1.2, "late")],
          [layout(9)], "tp 4: late"),
-        # A layout that was not simulated, with the fewest replicas that the closed form calls enough.
+        # A layout that was not simulated, with the fewest replicas that the short form calls enough.
         ([], [], [layout(9, price=2.5), layout(3)], "7 x tp 4: 28 devices instead of 8, 70.00 per hour"),
         ([], [], [layout(9)], "7 x tp 4: 28 devices instead of 8"),
         ([], [], [SimpleNamespace()], None),  # pools, of which nobody knows how many are enough
@@ -436,7 +419,7 @@ def test_why_the_next_layout_lost_to_the_one_that_won(
     assert _why_next(finalist(layout(), 0.5), others, missed, larger) == said
 
 
-def test_of_pairs_that_miss_a_target_the_one_is_named_that_the_closed_form_prefers() -> None:
+def test_of_pairs_that_miss_a_target_the_one_is_named_that_the_short_form_prefers() -> None:
     """One of replicas is not compared with pools, whose order is not that of their devices."""
     best, first, second = (SimpleNamespace(weight=weight, __str__=str) for weight in (4, 9, 5))
     missed = [finalist(first, 1.3, "late"), finalist(second, 1.1, "later")]
@@ -565,7 +548,7 @@ LARGE, SMALL, OTHER_SHAPE = (layout(1, Layout(size, 1)) for size in (8, 2, 4))
         # All layouts that hold the requests, those with few devices first, whether or not their means meet the targets.
         (False, 8, [([SMALL, LARGE], "slow"), ([OTHER_SHAPE], "slower")]),
         (False, 1, [([SMALL], "slow"), ([OTHER_SHAPE], "slower")]),
-        # Of many layouts, those of the first list that meet the targets, in the order of the closed form.
+        # Of many layouts, those of the first list that meet the targets, in the order of the short form.
         (True, 8, [([LARGE, SMALL], "slow")]),
         (True, 1, [([LARGE], "slow")]),
     ],
@@ -585,7 +568,7 @@ def test_the_layouts_that_are_simulated_are_those_that_hold_the_requests(
         def __eq__(self, other: object) -> bool:
             return other == "the traffic"
 
-    # The closed form has an answer within the limits for all layouts but one, which then has as many as there can be.
+    # The short form has an answer within the limits for all layouts but one, which then has as many as there can be.
     guesses: Any = {one.shape: one._replace(next_layout="a guess") for one in (first, other)}
     guesses[small.shape] = Trouble("too slow for the limits")
     traffic: Any = Asked(has_many_layouts=lambda _: has_many, without_limits=lambda: "without limits")
@@ -601,7 +584,7 @@ def test_the_layouts_that_are_simulated_are_those_that_hold_the_requests(
 @pytest.mark.parametrize(
     ("number", "most", "limit", "busy"), [(None, 8, 1.0, 1.0), (3, 3, 1.0, 1.0), (None, 8, None, 0.9)]
 )
-def test_a_limit_on_the_wait_is_judged_however_busy_the_closed_form_calls_the_replicas(
+def test_a_limit_on_the_wait_is_judged_however_busy_the_short_form_calls_the_replicas(
     monkeypatch: pytest.MonkeyPatch, number: int | None, most: int, limit: float | None, busy: float
 ) -> None:
     monkeypatch.setattr(finalists, "_candidates", lambda traffic, kind, most: (traffic.most_busy, kind, most))
@@ -654,8 +637,8 @@ def test_pools_for_clients_are_guessed_for_these_clients_alone(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("found", "missed", "decided_by"),
     [
-        ("pools", None, "closed form"), ("pools", "late", "simulations"), ("pools", "endless", "closed form"),
-        ("pools", "refused", "closed form"), ("none", "late", "trouble"),
+        ("pools", None, "short form"), ("pools", "late", "simulations"), ("pools", "endless", "short form"),
+        ("pools", "refused", "short form"), ("none", "late", "trouble"),
     ],
 )  # fmt: skip
 def test_pools_that_miss_a_mean_in_a_simulation_are_chosen_by_simulations(
@@ -672,7 +655,7 @@ def test_pools_that_miss_a_mean_in_a_simulation_are_chosen_by_simulations(
     judge: Any = SimpleNamespace(targets=Targets(None, 8.0, 1.0), at=at, decides=False)
     monkeypatch.setattr(finalists, "find_split", lambda *_: pools if found == "pools" else trouble)
     monkeypatch.setattr(finalists, "_simulated_pools", lambda *_: "simulations")
-    answers = {"closed form": pools, "simulations": "simulations", "trouble": trouble}
+    answers = {"short form": pools, "simulations": "simulations", "trouble": trouble}
     assert finalists.find_pools(None, [], judge, None) is answers[decided_by]  # type: ignore[arg-type]
 
 

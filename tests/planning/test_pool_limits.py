@@ -1,4 +1,4 @@
-"""Options that limit the cache itself: the same requests run by the closed form, the simulation and the budget."""
+"""Options that limit the cache itself: the same requests run by the short form, the simulation and the budget."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_limit_of_the_cache_is_the_memory_for_it(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", LIMITS)
-def test_as_many_requests_run_by_the_closed_form_as_in_the_simulation(engine: str) -> None:
+def test_as_many_requests_run_by_the_short_form_as_in_the_simulation(engine: str) -> None:
     settings, _ = LIMITS[engine]
     speed = kvcalc.SpeedQuestion(input_tokens=1000, output_tokens=1000, concurrency=100)
     throughput = estimated(engine, settings, speed=speed)["throughput"]

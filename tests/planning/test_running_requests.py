@@ -191,21 +191,6 @@ def test_nothing_is_preempted_while_the_cache_has_room(engine: str, option: str)
     assert found.serving["tpot_seconds"] == pytest.approx(tpot["mean_seconds"], rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("model", "load", "few"), [("gemma-3-27b", (2525, 878), True), ("qwen3-8b", (1024, 512), False)]
-)
-def test_the_mean_time_per_token_of_a_few_requests_that_are_retracted_is_uncertain(
-    model: str, load: tuple[int, int], few: bool
-) -> None:
-    """One request in a hundred that waits for the whole queue again decides the mean."""
-    for engine, may_say_so in (("sglang", few), ("vllm", False)):
-        speed = kvcalc.SpeedQuestion(input_tokens=load[0], output_tokens=load[1], concurrency=400, closed_form=True)
-        found = kvcalc.estimate(model, devices=kvcalc.find_devices("h100"), engine=engine, speed=speed)
-        texts = [note["text"] for note in found["warnings"] if note["code"] == "preemptions"]
-        assert len(texts) == 1, engine
-        assert ("uncertain" in texts[0]) == may_say_so, engine
-
-
 def test_the_simulation_has_the_pool_of_the_document() -> None:
     """TensorRT-LLM's pools have states for the requests that fit. The simulation had states for one."""
     found = Figures(HYBRID, "tensorrt-llm", "h200", (8192, 1024), 300)

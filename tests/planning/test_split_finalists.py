@@ -112,7 +112,7 @@ def test_without_a_percentile_a_simulation_changes_no_pools(kvcalc: Any) -> None
 
 
 def test_pools_are_simulated_once_with_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools that the closed form chooses are confirmed, and then simulated for their row: the same runs."""
+    """Pools that the short form chooses are confirmed, and then simulated for their row: the same runs."""
     runs: list[tuple[Any, ...]] = []
 
     def run_pools(load: PlannedLoad, pools: Any, targets: Any, num_requests: int, step_factor: float) -> Any:

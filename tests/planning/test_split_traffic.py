@@ -84,7 +84,7 @@ def _share(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> flo
 def check_smallest(row: Any, limits: Any, rate: float | None, **asked: Any) -> list[str]:
     """The chosen pools meet the limits, and one instance fewer does not. Returns the pools that were made smaller.
 
-    The closed form says of pools that cannot serve the rate of requests at random that they need not be simulated.
+    The short form says of pools that cannot serve the rate of requests at random that they need not be simulated.
     """
     pools = row["disaggregated"]
     numbers = tuple(pools[role]["instances"] for role in ROLES)
@@ -130,7 +130,7 @@ def test_prefixes_that_a_trace_names_save_prefill_instances(shared: str) -> None
     limits = {"ttft p99": 0.4}
     row = split_row(planned(limits, trace=shared))
     assert check_smallest(row, limits, None, trace=shared)
-    # The closed form counts no prefixes: these instances are too few for it, and it stands for what they can serve.
+    # The short form counts no prefixes: these instances are too few for it, and it stands for what they can serve.
     assert row["requests_per_second"] < 100
     assert row["disaggregated"]["prefill"]["utilization"] == pytest.approx(0.9)
     alone: Any = kvcalc.plan(
@@ -139,7 +139,7 @@ def test_prefixes_that_a_trace_names_save_prefill_instances(shared: str) -> None
     )  # fmt: skip
     needed = split_row(alone)["disaggregated"]["prefill"]
     assert row["disaggregated"]["prefill"]["num_devices"] < needed["num_devices"]
-    # They are enough even if the devices are too few for the closed form.
+    # They are enough even if the devices are too few for the short form.
     few = planned(limits, max_devices=row["num_devices"], trace=shared)
     assert split_row(few)["num_devices"] == row["num_devices"]
 
@@ -190,7 +190,7 @@ def test_a_plan_is_what_a_simulation_of_its_own_needs(
 
 
 def of_means(model: str = MODEL, gpu: str = "h100", **asked: Any) -> Any:
-    """The row of the closed form for 8 requests per second."""
+    """The row of the short form for 8 requests per second."""
     load: dict[str, Any] = {
         "input_tokens": 4096, "output_tokens": 300, "requests_per_second": 8.0, "confidence": 50
     }  # fmt: skip

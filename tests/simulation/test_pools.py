@@ -74,7 +74,7 @@ def test_so_is_a_closed_loop_after_its_start(
         return describe_times(outcome)
 
     monkeypatch.setattr("kvcalc.planning.answers.simulate.describe_times", describe)
-    # The closed form has requests that arrive at random, so answers differ a lot.
+    # The short form has requests that arrive at random, so answers differ a lot.
     found: Any = kvcalc.simulate(
         model, gpu, engine=engine, prompt_tokens=f"fixed:{lengths[0]}", answer_tokens=f"lognormal:{lengths[1]},0.7",
         concurrency=clients, requests=80 * clients, tensor_parallel_size=decode["tensor_parallel_size"],

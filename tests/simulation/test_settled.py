@@ -38,7 +38,7 @@ def test_a_plan_for_clients_is_not_one_for_the_start_of_all() -> None:
 
 
 def test_so_is_a_limit_on_a_mean() -> None:
-    """The closed form judges what clients wait for after their first request."""
+    """The short form judges what clients wait for after their first request."""
     asked: dict[str, Any] = {"input_tokens": 4000, "output_tokens": 300, "concurrency": 64}
     (row,) = kvcalc.plan(MODEL, [DEVICE], max_ttft_seconds=2.0, confidence=50, **asked)["plans"]
     found = kvcalc.simulate(

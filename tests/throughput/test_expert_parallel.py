@@ -11,7 +11,7 @@ import pytest
 from kvcalc.throughput.choices import distinct_experts, largest_normal
 from kvcalc.throughput.costs import ExpertTimes, busiest_rank
 from kvcalc.throughput.counts import Counts, bytes_of
-from kvcalc.throughput.expert_parallel import ExpertExchange, busiest_share, ranks_reached, ranks_with_prompts
+from kvcalc.throughput.expert_parallel import ExpertExchange, ranks_reached
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.links import link_bytes_per_second
 from tests.throughput.conftest import MakeCounts, MakeModel
@@ -29,28 +29,6 @@ def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
     assert 7.6 < ranks_reached(256, 256, 8) < 8
     # Experts that are split over all ranks need the tokens of all.
     assert ranks_reached(8, 1, 8) == 7
-
-
-@pytest.mark.parametrize("in_turn", [True, False])
-@pytest.mark.parametrize(("mean", "ranks"), [(0.01, 8), (0.25, 8), (1.2, 2), (10.0, 4), (45.0, 8)])
-def test_the_busiest_rank_has_its_share_of_the_prompts_of_a_step(mean: float, ranks: int, in_turn: bool) -> None:
-    # As many clients come back after a long step as after a short one.
-    draw, computed, prompts, reached = Random(1), 0, 0, 0
-    for _ in range(200_000 if in_turn else 20_000):
-        number, left = 0, draw.expovariate(mean)
-        while left < 1:
-            number, left = number + 1, left + draw.expovariate(mean)
-        if in_turn:
-            computed -= -number // ranks
-            reached += min(number, ranks)
-        elif number:
-            chosen = Counter(draw.choices(range(ranks), k=number))
-            computed, reached = computed + chosen.most_common(1)[0][1], reached + len(chosen)
-        prompts += number
-    found = busiest_share(mean, ranks, in_turn)
-    assert found == pytest.approx(computed / prompts, rel=0.03)
-    assert 1 / ranks < found <= 1
-    assert ranks_with_prompts(mean, ranks, in_turn) / mean == pytest.approx(reached / prompts, rel=0.03)
 
 
 def test_a_rank_holds_all_of_the_attention_and_its_part_of_the_experts(counts_of: MakeCounts) -> None:

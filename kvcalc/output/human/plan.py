@@ -93,7 +93,7 @@ def _layouts(document: documents.Plan, console: Console) -> None:
         (">TPOT", "tpot_seconds", duration), (">80% range", "range", text), (">tok/s", "tokens_per_second", rate),
     ]  # fmt: skip
     if is_simulated(document):
-        # What is judged replaces the means of the closed form.
+        # What is judged replaces the means of the short form.
         columns[-4:-1] = simulated_columns(document["targets"])
     if any(row["utilization"] is not None for row in rows):
         columns.insert(-1, (">busy", "utilization", percent))

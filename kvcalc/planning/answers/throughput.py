@@ -43,20 +43,20 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
     document = describe_speed(case, speed, notes)
     applied = speed.calibration
     if applied is not None:
-        closed = in_closed_form(case)
-        near = [describe_speed(closed, speed._replace(model=model), []) for model in (speed.model, *applied.near)]
+        short = in_short_form(case)
+        near = [describe_speed(short, speed._replace(model=model), []) for model in (speed.model, *applied.near)]
         applied.narrow(document, near[0], near[1:])
         document["calibration"] = applied.document
     hide_wide_ranges(document)
     return document
 
 
-def in_closed_form(case: Case) -> Case:
-    """The case whose load, if it has one, is answered by the closed form."""
+def in_short_form(case: Case) -> Case:
+    """The case whose load, if it has one, is answered by the short form."""
     speed = case.question.speed
     if speed is None:
         return case
-    return case._replace(question=case.question._replace(speed=speed._replace(closed_form=True)))
+    return case._replace(question=case.question._replace(speed=speed._replace(short_form=True)))
 
 
 def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Throughput:
@@ -136,10 +136,10 @@ def _serving_in(
         return None
     load: Served | None
     # Imported here because most questions are about one step and do not need it.
-    if case.question.speed.closed_form:
-        from kvcalc.planning.closed_form.served import served
+    if case.question.speed.short_form:
+        from kvcalc.planning.answers.short_form import short_form_of
 
-        load = served(case, speed.model, notes)
+        load = short_form_of(case, speed.model, notes)
     else:
         from kvcalc.simulation.served import serve_load
 
@@ -192,7 +192,6 @@ def _describe_serving(
 ) -> documents.Serving:  # fmt: skip
     low, high = factors
     return {
-        **cast(Any, load.other_ttfts),  # no part of a printed document
         "input_tokens": round(load.prompt.mean_tokens),
         "output_tokens": round(load.answer.mean_tokens),
         "input_lengths": load.prompt.text,

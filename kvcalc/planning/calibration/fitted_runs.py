@@ -9,7 +9,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.answers.throughput import describe_speed, in_closed_form
+from kvcalc.planning.answers.throughput import describe_speed, in_short_form
 from kvcalc.planning.calibration.measured import compared_seconds, predicted_seconds
 from kvcalc.records import NamedTuple
 from kvcalc.server.budget import budget
@@ -51,19 +51,19 @@ def observe(
         raise UsageError("no prediction: it does not fit in memory")
     base = with_record(speed)
 
-    closed = in_closed_form(case)
+    short = in_short_form(case)
 
     # The fit asks for one metric after another with the same factors: those of a point and its neighbours.
     @lru_cache(maxsize=2 * len(Factors._fields))
     def described(factors: Factors) -> documents.Throughput:
-        return describe_speed(closed, with_factors(base, factors), [])
+        return describe_speed(short, with_factors(base, factors), [])
 
     simulated, unchanged = describe_speed(case, base, []), described(Factors())
     if simulated["serving"] is None:  # its requests do not run
         simulated = unchanged
 
     def predictor(metric: str) -> Callable[[Factors], float]:
-        # What the closed form is off by hardly depends on the factors.
+        # What the short form is off by hardly depends on the factors.
         ratio = predicted_seconds(simulated, metric) / predicted_seconds(unchanged, metric)
         return lambda factors: ratio * predicted_seconds(described(factors), metric)
 

@@ -242,9 +242,9 @@ def capacity_of(
     A rate is kept if the targets are met and the queue does not grow without bound, with steps as slow as they are
     judged (`planning.plan.judge`).
     """
-    # The closed form says where to begin.
+    # The short form says where to begin.
     speed = question.speed_asked._replace(
-        input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None, closed_form=True
+        input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None, short_form=True
     )
     held = question._replace(speed=speed, context_tokens=None, fits_context=False, batch_size=1)
     document = answer(held).document
@@ -272,10 +272,13 @@ def capacity_of(
     while high - low > _CLOSE * high:
         rate = (low + high) / 2
         tried = judged(rate, _REQUESTS)
-        if tried.missed is None:
-            low = rate
-        else:
+        if tried.missed is not None:
             high, limit = rate, tried.missed
+        elif limit is None and most - rate <= _CLOSE * most:
+            # The short form said too little.
+            low, high, most = rate, 2 * most, 2 * most
+        else:
+            low = rate
         if high < most * 1e-4:
             return _described(0.0, tried, speed.confidence)
     for _ in range(_TRIES):

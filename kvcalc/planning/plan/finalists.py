@@ -1,6 +1,6 @@
 """Layouts that hold the requests are simulated, and the smallest one that meets its targets wins.
 
-The closed form says which layouts hold the requests, and in which order to try them. Requests one after the other are
+The short form says which layouts hold the requests, and in which order to try them. Requests one after the other are
 simulated first: if these are too slow, no number of replicas or instances helps. More replicas are not slower, so
 doubled steps and bisection find the fewest. A layout that can only lose to the best so far is simulated once, on as
 many devices. With two pools, instances are added to the one that brings the times closer to their targets,
@@ -55,8 +55,11 @@ def find_simulated(
     for layouts, reason in candidates:
         trouble = reason or trouble
         refusal: UsageError | None = None
-        met, missed = list[Finalist](), list[Finalist]()
-        left, larger = list(layouts), list[L]()
+        met: list[Finalist] = []
+        missed: list[Finalist] = []
+        limited: list[Finalist] = []  # missed with as many devices as the best layout then had
+        larger: list[L] = []
+        left = list(layouts)
         while left:
             for layout in left:
                 best = min(met, key=_RANK, default=None)
@@ -69,6 +72,8 @@ def find_simulated(
                     larger.append(layout)
                 else:
                     (met if found.missed is None else missed).append(found)
+                    if found.missed is not None and best is not None and not found.is_alone:
+                        limited.append(found)
             left = []
             while met and (first := min(met, key=_RANK)) is not (confirmed := judge.confirm(first)):
                 met.remove(first)
@@ -80,8 +85,12 @@ def find_simulated(
                     missed.append(confirmed)
                 else:
                     met.append(more)
-                # The layouts that were larger than this one may be smaller than the next one.
-                left, larger = larger, []
+                # The layouts that were larger than this one may be smaller than the next one. Those that missed with as
+                # many devices may need fewer than it.
+                left = larger + [one.layout for one in limited]
+                missed = [one for one in missed if one not in limited]
+                larger = []
+                limited = []
                 if left:
                     break
         if met:
@@ -107,9 +116,9 @@ def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated:
 
 
 def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[list[OnePool], Trouble | None]]:
-    """The layouts to simulate, in the order of what the closed form says about their means, and why others are not.
+    """The layouts to simulate, in the order of what the short form says about their means, and why others are not.
 
-    All layouts that hold the requests are candidates: a simulated percentile may be below the mean of the closed form.
+    All layouts that hold the requests are candidates: a simulated percentile may be below the mean of the short form.
     Only of layouts with DP ranks and of all layouts together, which are many, those are left out whose mean misses a
     target.
     """
@@ -125,7 +134,7 @@ def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[l
 
 
 def _first_guess(traffic: Traffic, layout: OnePool) -> OnePool:
-    """The number of replicas to simulate first: that of the closed form, or as many as there can be if it has none."""
+    """The number of replicas to simulate first: that of the short form, or as many as there can be if it has none."""
     guess = smallest(traffic, layout.kind, layout.shape)
     return guess if isinstance(guess, OnePool) else layout.at((layout.most_replicas(layout.kind.max_devices),))
 
@@ -183,7 +192,7 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
             less = "same number of devices, same headroom"
         return f"{second}: {second.layout.why_more(best.layout) or less}"
     if missed:
-        # Pairs of layouts are in the order in which the closed form prefers them.
+        # Pairs of layouts are in the order in which the short form prefers them.
         second = min(missed, key=_RANK) if isinstance(best.layout, OnePool) else missed[0]
         return f"{second}: {second.missed}"
     if larger and isinstance(larger[0], OnePool):
@@ -192,12 +201,12 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
     return None
 
 
-# The pairs of layouts of one row that are simulated. The closed form knows their order well.
+# The pairs of layouts of one row that are simulated. The short form knows their order well.
 DEFAULT_PAIRS = 4
 
 # Instances help if the time that is furthest beyond its target becomes shorter than this share of it.
 _HELPS = 0.95
-# How often the rate of a trace is halved to find pools of the closed form, which counts no shared prefixes.
+# How often the rate of a trace is halved to find pools of the short form, which counts no shared prefixes.
 _HALVINGS = 6
 
 
@@ -229,9 +238,9 @@ def _simulated_pools(
 
 
 def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[TwoPools] | Trouble:
-    """The pairs to simulate. Where to begin is what the closed form says about means, or without limits if it has none.
+    """The pairs to simulate. Where to begin is what the short form says about means, or without limits if it has none.
 
-    A simulated percentile may be below the mean of the closed form, so the layouts themselves have no limit. If there
+    A simulated percentile may be below the mean of the short form, so the layouts themselves have no limit. If there
     are too few devices for the busiest minute of a trace, a lower rate says where to begin.
     """
     free = judge.targets.without_limits()

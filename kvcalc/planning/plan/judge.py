@@ -135,9 +135,10 @@ class Finalist(NamedTuple):
         return self.is_alone and self.judged.worst <= self.judged.step_factor
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """What the devices count, and of layouts with as many, how close the times are to their targets."""
-        return self.layout.weight, self.judged.worst
+    def rank(self) -> tuple[float, float, float]:
+        """What the devices count, then how close the times are to their targets, and without targets the speed."""
+        layout: Layout = self.layout
+        return layout.weight, self.judged.worst, -self.judged.simulated.tokens_per_second / layout.least_gain
 
     def describe(self) -> documents.PlanFinalist:
         """The row of this layout in the document of `kvcalc plan`. Times are as they are judged."""
@@ -168,7 +169,7 @@ class Judge:
         return self.targets.highest_percentile is not None or bool(self.simulation.trace and self.targets.limits)
 
     def at(self, layout: Layout, numbers: tuple[int, ...]) -> Finalist | None:
-        """The layout with these numbers. None if the closed form has an endless queue there."""
+        """The layout with these numbers. None if the short form has an endless queue there."""
         key = layout.key, numbers
         if key not in self._found:
             moved = layout.at(numbers, self.targets, is_trace=self.simulation.trace is not None)

@@ -46,7 +46,7 @@ def front(traffic: Traffic, kinds: Sequence[Platform], split: SplitPlan | None =
         for point in points:
             point.document["layout"] = None
         points += [_Point(document) for document in split_points(split, kinds)]
-    # The closed form chooses the points, which are printed with the times of their estimates.
+    # The short form chooses the points, which are printed with the times of their estimates.
     return [point.document for point in _best([point.estimated() for point in _best(points, priced)], priced)]
 
 
@@ -61,7 +61,7 @@ class _Point(NamedTuple):
         """The point with the times of the estimate."""
         if self.question is None or self.kind is None:
             return self
-        speed = self.question.speed_asked._replace(closed_form=False)
+        speed = self.question.speed_asked._replace(short_form=False)
         throughput = answer(self.question._replace(speed=speed)).document["throughput"]
         serving = throughput and throughput["serving"]
         if not serving:

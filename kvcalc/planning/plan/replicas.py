@@ -90,7 +90,7 @@ class OnePool(NamedTuple):
 
     @property
     def least_replicas(self) -> int:
-        """The fewest replicas that may serve the load, by the closed form: those that keep up with a rate.
+        """The fewest replicas that may serve the load, by the short form: those that keep up with a rate.
 
         If no limit is on the time in the queue, they run all clients at once.
         """
@@ -99,6 +99,11 @@ class OnePool(NamedTuple):
             return 1
         free = smallest(self.traffic.without_limits(), self.kind, self.shape)
         return free.replicas if isinstance(free, OnePool) else self.replicas
+
+    @property
+    def least_gain(self) -> float:
+        """How many times as fast it must be as others. Another way to split experts must be faster by 2 %."""
+        return 1.0 if self.shape.is_plain else _WORTH_IT
 
     @property
     def weight(self) -> float:
@@ -119,7 +124,7 @@ class OnePool(NamedTuple):
         return {metric: times_of(metric, self.traffic.lengths, serving) for metric in ("ttft", "tpot")}
 
     def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> OnePool:
-        """The layout with the closed form's figures for another number of replicas."""
+        """The layout with the short form's figures for another number of replicas."""
         (replicas,) = numbers
         if self.replicas == replicas:
             return self
@@ -181,7 +186,7 @@ class OnePool(NamedTuple):
         return self._replace(simulated=self.run(simulation, self.traffic.targets, None, 1.0, is_alone=False)[1])
 
     def printed(self) -> dict[str, float | None]:
-        """The times and the rates of its row. The ranges are as wide as those of the closed form.
+        """The times and the rates of its row. The ranges are as wide as those of the short form.
 
         How long the requests of a job wait says nothing, so its times to first token are null.
         """
@@ -300,9 +305,8 @@ def more_devices(kind: Platform, num_devices: int, fewer: int) -> str:
 
 
 def devices_then_speed(layout: OnePool) -> tuple[int, float]:
-    """The order of layouts by the closed form. Another way to split experts must be faster by more than 2 %."""
-    least = 1.0 if layout.shape.is_plain else _WORTH_IT
-    return layout.num_devices, -layout.tokens_per_second / least
+    """The order of layouts by the short form."""
+    return layout.num_devices, -layout.tokens_per_second / layout.least_gain
 
 
 def smallest(

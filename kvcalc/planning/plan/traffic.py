@@ -8,7 +8,7 @@ layouts have, such as devices with different layers, is left to that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import settings_of
@@ -42,7 +42,7 @@ of 0.33.0). Numbers in between lie between the points of their neighbours."""
 
 
 MOST_BUSY = 0.9
-"""Requests at random come in groups. For replicas that are busier than this, the means of the closed form hide that a
+"""Requests at random come in groups. For replicas that are busier than this, the means of the short form hide that a
 queue grows without bound, so only a simulation may choose them."""
 
 
@@ -85,10 +85,6 @@ def grouped_notes(kinds: Sequence[Platform], notes: Iterable[Iterable[Note]]) ->
     return group_notes(found, rows)
 
 
-Ttft = Literal["random_ttft_seconds", "steady_ttft_seconds"]
-"""The mean time to first token of requests that arrive at random, or of clients after their first request."""
-
-
 def about_speed(answer: Answer) -> list[Note]:
     """The notes of an answer that say something about its times, or about memory that is not counted."""
     codes = (RELEASE, TOWER_NOT_COUNTED)
@@ -109,16 +105,12 @@ class Refused(Trouble):
 
 
 class Probe(NamedTuple):
-    """One replica with `running` requests: the memory they take, their speed, and why it does not serve, or None.
-
-    `ttft` is the time to first token that counts.
-    """
+    """One replica with `running` requests: the memory they take, their speed, and why it does not serve, or None."""
 
     running: int
     memory: Answer
     speed: Answer | None
     trouble: Trouble | None
-    ttft: Ttft = "steady_ttft_seconds"
 
     @property
     def is_tight(self) -> bool:
@@ -136,32 +128,18 @@ class Probe(NamedTuple):
         return most if clients is None else max(self.running, min(most, clients))
 
     @property
-    def serving(self) -> documents.Serving:
-        """The `serving` part of the document with the TTFT that counts. Only for probes without `trouble`."""
-        serving = self.benchmark
-        share = cast(Any, serving)[self.ttft] / serving["ttft_seconds"]
-        low, high = serving["ttft_low_seconds"], serving["ttft_high_seconds"]
-        return {
-            **serving,
-            "ttft_seconds": serving["ttft_seconds"] * share,
-            "ttft_low_seconds": low and low * share,
-            "ttft_high_seconds": high and high * share,
-            "ttft_judged_seconds": serving["ttft_judged_seconds"] * share,
-        }
-
-    @property
     def step_factor(self) -> float:
         """The judged time of a step as a multiple of the estimate."""
-        return self.benchmark["tpot_judged_seconds"] / self.benchmark["tpot_seconds"]
+        return self.serving["tpot_judged_seconds"] / self.serving["tpot_seconds"]
 
     @property
     def judged_rate(self) -> float:
         """The requests per second that it serves if its steps are as long as they are judged."""
-        return self.benchmark["requests_per_second"] / self.step_factor
+        return self.serving["requests_per_second"] / self.step_factor
 
     @property
-    def benchmark(self) -> documents.Serving:
-        """The `serving` part of the document, whose mean TTFT counts the first request of each client."""
+    def serving(self) -> documents.Serving:
+        """The `serving` part of the document, by the short form. Only for probes without `trouble`."""
         serving = self._throughput and self._throughput["serving"]
         if not serving:
             raise ValueError("no requests are served")
@@ -206,7 +184,7 @@ class Traffic(NamedTuple):
         return asked.attention_copies == 1 and asked.divides_experts
 
     def has_many_layouts(self, engine: str) -> bool:
-        """Whether those that cannot be among the best are left out by the closed form."""
+        """Whether those that cannot be among the best are left out by the short form."""
         return self.all_layouts or self.divides_experts(engine)
 
     def without_limits(self) -> Traffic:
@@ -258,10 +236,10 @@ def replica_of(traffic: Traffic, kind: Platform, shape: Layout, replicas: int = 
 
 
 def serving_question(traffic: Traffic, kind: Platform, shape: Layout, running: int) -> Question:
-    """The question about one replica of a shape with `running` clients, by the closed form."""
+    """The question about one replica of a shape with `running` clients, by the short form."""
     replica, lengths = replica_of(traffic, kind, shape), traffic.lengths
     speed = replica.speed_asked._replace(
-        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running, closed_form=True
+        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running, short_form=True
     )
     return replica._replace(speed=speed)
 
@@ -312,8 +290,7 @@ def probe(traffic: Traffic, kind: Platform, shape: Layout, running: int, is_brie
     if throughput is None:
         unknown = "; ".join(note.text for note in speed.notes if note.part == "throughput")
         raise ModelError(f"{traffic.question.model.name} cannot be planned for {kind.gpu.name}: {unknown}")
-    ttft: Ttft = "steady_ttft_seconds" if traffic.targets.requests_per_second is None else "random_ttft_seconds"
-    probe = Probe(running, memory, speed, None, ttft)
+    probe = Probe(running, memory, speed, None)
     return probe._replace(trouble=too_slow(traffic.targets, lengths, probe.serving))
 
 

@@ -47,6 +47,10 @@ class TwoPools(NamedTuple):
         return self.kinds.names, self.prefill.shape, self.decode.shape
 
     @property
+    def least_gain(self) -> float:
+        return 1.0
+
+    @property
     def weight(self) -> float:
         return self.kinds.weigh(self.devices_of(self.numbers))
 
@@ -79,7 +83,7 @@ class TwoPools(NamedTuple):
     def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> TwoPools | None:
         """The same layouts with other numbers of instances. None if these cannot serve the load.
 
-        The closed form counts no prefixes of a trace, and takes its busiest minute for the whole. So with a trace fewer
+        The short form counts no prefixes of a trace, and takes its busiest minute for the whole. So with a trace fewer
         instances may do, and then its figures are those of the load that they can serve.
         """
         prefills, decodes = numbers

@@ -1,11 +1,10 @@
-"""Compare the closed form of `kvcalc estimate` with `kvcalc simulate`, in closed loops of many kinds.
+"""Compare the short form of a load with its simulation, in closed loops of many kinds.
 
-    python benchmarks/closed_form.py [--spread S] [--every N] [--random N] [--seed S] [--detail]
+    python benchmarks/short_form.py [--every N] [--random N] [--seed S] [--detail]
 
-The loads are those of a grid, or with `--random N`, N loads drawn at random, which no rule was made for. Lengths vary
-by S around their means (0.3: 0.7 to 1.3 times). Every cell is the median of simulated / closed form, and the share of
-loads that differ by more than 10 %: the mean TTFT of 15 requests per client, of a steady load, the mean TPOT and the
-requests per second. A cache is full if some requests wait for memory. `--detail` prints every load.
+The loads are those of a grid, or with `--random N`, N loads drawn at random. Every cell is the median of short form /
+simulation, and the mean of how far they are apart: the time to first token, the time per output token and the requests
+per second. A cache is full if fewer requests run than there are clients. `--detail` prints every load.
 """
 
 from __future__ import annotations
@@ -28,10 +27,6 @@ LENGTHS = ((1000, 1000), (1000, 100), (8000, 500), (200, 2000), (4000, 1000))
 CLIENTS = (1, 8, 32, 64, 128, 256, 512)
 # llama.cpp divides its cache among its slots, so it is asked for as many slots as clients.
 _MOST_SLOTS = 64
-# A cache of which more is used at some time is full, if requests wait.
-_FULL = 0.95
-
-
 # Of random loads: more models, the shortest and the longest prompts and answers, and the most clients.
 _MORE_MODELS = (
     ("mixtral-8x7b", "h200", 1), ("qwen3-32b", "h100x2", 2), ("llama-3.1-8b", "a100-80gb", 1),
@@ -62,12 +57,11 @@ class Load(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Simulated / closed form."""
+    """Short form / simulation."""
 
     load: Load
     is_full: bool
     ttft: float
-    steady_ttft: float
     tpot: float
     rate: float
 
@@ -97,67 +91,55 @@ def random_loads(number: int, seed: int) -> Iterator[Load]:
         yield Load(engine, *model, between(*_PROMPTS), between(*_ANSWERS), clients)
 
 
-def compare(load: Load, spread: float) -> Compared | None:
+def compare(load: Load) -> Compared | None:
     """One load. None if kvcalc does not answer it."""
-
-    def about(tokens: int) -> str:
-        return f"uniform:{int((1 - spread) * tokens)}..{int((1 + spread) * tokens)}"
-
     speed = kvcalc.SpeedQuestion(input_tokens=load.prompt, output_tokens=load.answer, concurrency=load.clients)
     try:
         devices = kvcalc.find_devices(load.gpu)
-        throughput = kvcalc.estimate(load.model, devices=devices, speed=speed, **load.asked)["throughput"]
-        found = kvcalc.simulate(
-            load.model, load.gpu, prompt_tokens=about(load.prompt), answer_tokens=about(load.answer),
-            concurrency=load.clients, benchmark=True, **load.asked,
-        )  # fmt: skip
+        simulated, short = (
+            kvcalc.estimate(load.model, devices=devices, speed=asked, **load.asked)["throughput"]
+            for asked in (speed, speed._replace(short_form=True))
+        )
     except KvcalcError:
         return None
-    closed = None if throughput is None else throughput["serving"]
-    times, results = {row["metric"]: row["mean_seconds"] for row in found["times"]}, found["results"]
-    ttft, tpot, steady = times["ttft"], times["tpot"], results["steady_ttft_seconds"]
-    if closed is None or ttft is None or tpot is None or steady is None:
+    if simulated is None or short is None or simulated["serving"] is None or short["serving"] is None:
         return None
-    blocks, used = found["engine"]["blocks"], results["most_used_blocks"]
-    waits = blocks is not None and used is not None and used > _FULL * blocks
-    waits = waits and closed["running_requests"] < closed["concurrency"]
+    one, other = short["serving"], simulated["serving"]
     return Compared(
         load,
-        waits or results["preemptions"] > 0,
-        ttft / closed["ttft_seconds"],
-        steady / closed["steady_ttft_seconds"],
-        tpot / closed["tpot_seconds"],
-        results["requests_per_second"] / closed["requests_per_second"],
+        one["running_requests"] < load.clients,
+        one["ttft_seconds"] / other["ttft_seconds"],
+        one["tpot_seconds"] / other["tpot_seconds"],
+        one["requests_per_second"] / other["requests_per_second"],
     )
 
 
-def line(name: str, found: Sequence[Compared]) -> str:
-    """The medians, and the shares beyond 10 %."""
-    cells = [f"{name:30s} {len(found):4d}"]
+def line(name: str, compared: Sequence[Compared]) -> str:
+    """The medians, and the mean distances from 1."""
+    cells = [f"{name:30s} {len(compared):4d}"]
     for metric in Compared._fields[2:]:
-        ratios = [getattr(one, metric) for one in found]
-        cells.append(f"{statistics.median(ratios):6.2f} {sum(abs(r - 1) > 0.1 for r in ratios) / len(ratios):4.0%}")
+        ratios = [getattr(each, metric) for each in compared]
+        cells.append(f"{statistics.median(ratios):6.2f} {statistics.mean(abs(r - 1) for r in ratios):6.1%}")
     return "  ".join(cells)
 
 
 def main() -> None:
     """Print one line per engine, with room in the cache and without."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spread", type=float, default=0.3)
     parser.add_argument("--every", type=int, default=1, help="take every Nth load")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="draw N random loads instead of the grid")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--detail", action="store_true", help="print every load too")
     options = parser.parse_args()
     chosen = list(random_loads(options.random, options.seed) if options.random else loads())[:: options.every]
-    found = [one for load in chosen if (one := compare(load, options.spread)) is not None]
+    found = [each for load in chosen if (each := compare(load)) is not None]
     if options.detail:
-        for one in found:
-            print(line(" ".join(map(str, one.load[:2] + one.load[4:])) + (" full" if one.is_full else ""), [one]))
-    print("median ratio and share beyond 10 %: TTFT, steady TTFT, TPOT, requests/s")
+        for each in found:
+            print(line(" ".join(map(str, each.load[:2] + each.load[4:])) + (" full" if each.is_full else ""), [each]))
+    print("median ratio and mean distance: TTFT, TPOT, requests/s")
     for engine in ENGINES:
         for is_full in (False, True):
-            own = [one for one in found if one.load.engine == engine and one.is_full == is_full]
+            own = [each for each in found if each.load.engine == engine and each.is_full == is_full]
             if own:
                 print(line(f"{engine}, {'full' if is_full else 'room'}", own))
 
