@@ -710,7 +710,3 @@ class ParetoPoint(TypedDict):
     tokens_per_second_per_device: Positive
     cost_per_million_output_tokens: Amount | None
     """null without a price"""
-    layout: NotRequired[str | None]
-    """the instances, if prefill and decode are on separate ones: the sizes are then those of a decode instance,
-    num_devices are those of all instances, and requests_per_replica are the requests in the batch of a decode
-    instance; null for one replica; only with --disaggregate"""

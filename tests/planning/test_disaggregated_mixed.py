@@ -13,8 +13,8 @@ import kvcalc
 from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair
 from kvcalc.planning.plan.disaggregated.platforms import join_caches, joined_kinds
-from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, find_split
-from kvcalc.planning.plan.disaggregated.split import TwoPools
+from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, find_splits
+from kvcalc.planning.plan.disaggregated.split import TwoPools, judged_load
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
 from kvcalc.question.question import Question
@@ -86,7 +86,8 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
         for name, price in zip(("h100", "h200"), weights)
     ]
     known = Instances(traffic)
-    found = find_split(known, joined_kinds(kinds, LINK, limit))
+    splits = find_splits(known, joined_kinds(kinds, LINK, limit), targets)
+    found = splits[0] if isinstance(splits, list) else None
     cheapest = None
     for prefill_kind, decode_kind in (kinds, kinds[::-1]):
         of_prefill, of_decode = (weights[kinds.index(kind)] for kind in (prefill_kind, decode_kind))
@@ -100,7 +101,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
                         cost = devices[0] * of_prefill + devices[1] * of_decode
                         if sum(devices) > limit or (cheapest is not None and cost >= cheapest):
                             continue
-                        times = pair.times(x, y, Load(rate, clients))
+                        times = pair.times(x, y, judged_load(Load(rate, clients), prefill, decode))
                         if times is not None and meets(times):
                             cheapest = cost
     assert cheapest is not None
@@ -142,19 +143,10 @@ def test_nvlink_joins_one_kind_and_pcie_a_machine() -> None:
 
 
 def test_manifests_place_each_pool_on_its_kind(kvcalc: Any, tmp_path: Path) -> None:
-    words: tuple[str, ...] = ("plan", "qwen3-32b", "--input-tokens", "4k", "--output-tokens", "500")
-    words += (
-        "--requests-per-second",
-        "4",
-        "--max-tpot",
-        "25ms",
-        "--max-ttft",
-        "1s",
-        "--gpu",
-        "h100,h200",
-        "--price",
-        "h100=2,h200=3",
-    )
+    words: tuple[str, ...] = (
+        "plan", "qwen3-32b", "--input-tokens", "4k", "--output-tokens", "500", "--requests-per-second", "8",
+        "--max-tpot", "20ms", "--max-ttft", "1s", "--gpu", "h100,h200", "--price", "h100=2,h200=3",
+    )  # fmt: skip
     words += ("--disaggregate", "--transfer-bandwidth", LINK)
     text = kvcalc(*words, "--emit", "k8s").out
     pods = [one for one in yaml.safe_load_all(text) if one["kind"] == "StatefulSet"]
@@ -163,7 +155,7 @@ def test_manifests_place_each_pool_on_its_kind(kvcalc: Any, tmp_path: Path) -> N
     assert "kubectl label nodes NAME gpu=h100-sxm, or gpu=h200-sxm" in text
     refused = kvcalc(*words, "--emit", "compose")
     assert refused.status == 2
-    assert "one kind of device" in refused.err
+    assert "--emit k8s" in refused.err
     commands = kvcalc(*words, "--emit", "vllm").out
     assert "on h100-sxm" in commands
     page = tmp_path / "plan.html"

@@ -31,9 +31,11 @@ class KnownJudge:
         self.simulation, self.decides = Fake(trace="a trace" if has_trace else None), True
 
     def alone(self, guess: Any) -> Any:
-        judged = Fake(worst=9.0, worst_metric="ttft")
+        judged = Fake(worst=9.0, worst_metric="ttft", is_stuck=False)
         missed = "too slow" if self.alone_misses else None
-        return Fake(missed=missed, is_alone=True, layout=Fake(numbers=guess.numbers), judged=judged)
+        return Fake(
+            missed=missed, is_alone=True, layout=Fake(numbers=guess.numbers, weight=sum(guess.numbers)), judged=judged
+        )
 
     def at(self, guess: Any, numbers: tuple[int, ...]) -> Any:
         assert min(numbers) > 0
@@ -41,9 +43,10 @@ class KnownJudge:
             return None
         self.simulated.append(numbers)
         shares = [needs / has for needs, has in zip(self.needed, numbers)]
-        judged = Fake(worst=max(shares), worst_metric=("ttft", "tpot")[shares.index(max(shares))])
+        metric = ("ttft", "tpot")[shares.index(max(shares))]
+        judged = Fake(worst=max(shares), worst_metric=metric, is_stuck=False)
         missed = "late" if max(shares) > 1 else None
-        return Fake(missed=missed, is_alone=False, layout=Fake(numbers=numbers), judged=judged)
+        return Fake(missed=missed, is_alone=False, layout=Fake(numbers=numbers, weight=sum(numbers)), judged=judged)
 
 
 def option(
@@ -118,7 +121,7 @@ def split(numbers: tuple[int, int], limit: int = 60) -> Any:
     def allows(wanted: tuple[int, int], most: float | None) -> bool:
         return sum(wanted) <= limit and (most is None or sum(wanted) <= most)
 
-    return Fake(numbers=numbers, allows=allows)
+    return Fake(numbers=numbers, allows=allows, weight=sum(numbers))
 
 
 @pytest.mark.parametrize("has_trace", [False, True])
@@ -175,7 +178,7 @@ def test_a_winner_that_is_not_confirmed_is_larger_in_one_pool_and_smaller_in_the
     needed: tuple[int, int], numbers: tuple[int, int], answer: tuple[tuple[int, int], str | None]
 ) -> None:
     metric = "ttft" if numbers[0] < needed[0] else "tpot"
-    unlucky: Any = Fake(layout=split(numbers), judged=Fake(worst=1.5, worst_metric=metric))
+    unlucky: Any = Fake(layout=split(numbers), judged=Fake(worst=1.5, worst_metric=metric, is_stuck=False))
     found: Any = _more_instances(KnownJudge(needed), unlucky)  # type: ignore[arg-type]
     assert (found.layout.numbers, found.missed) == answer
     unlucky.layout.allows = lambda *_: False

@@ -17,7 +17,6 @@ from kvcalc.model.layout import Layout, LayoutAsked
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.plan import finalists, pareto
 from kvcalc.planning.plan import replicas as one_pool
-from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.document import parse_price, plan, refuse_empty
 from kvcalc.planning.plan.finalists import _why_next, find_simulated
 from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judged
@@ -183,6 +182,13 @@ def test_each_engine_has_the_command_of_its_own_best_row() -> None:
     assert pareto.commands(rows, rows[0], "cost_per_hour", None)[0]["command"] == "vllm serve x -tp 2"
 
 
+class Shown(SimpleNamespace):
+    """A point whose times are those of its estimate."""
+
+    def estimated(self) -> Shown:
+        return self
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=14), st.booleans())
 def test_the_front_has_what_nothing_else_beats_in_both_ways(points: list[tuple[int, int, bool]], priced: bool) -> None:
     """Tokens per second of a user, and what a token costs: money if every kind has a price, else devices."""
@@ -198,7 +204,7 @@ def test_the_front_has_what_nothing_else_beats_in_both_ways(points: list[tuple[i
     ]  # fmt: skip
     kinds: Any = [SimpleNamespace(price=1.0, number=0), SimpleNamespace(price=1.0 if priced else None, number=1)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pareto, "_points", lambda _, kind: map(pareto._Point, made[kind.number]))
+        patch.setattr(pareto, "_points", lambda _, kind: (Shown(document=one) for one in made[kind.number]))
         found = pareto.front(None, kinds)  # type: ignore[arg-type]
     pairs = {(fast, cost) for fast, cost, _ in points}
     best = {
@@ -408,7 +414,7 @@ def finalist(one: Any, worst: float, missed: str | None = None) -> Any:
         # A layout that was not simulated, with the fewest replicas that the short form calls enough.
         ([], [], [layout(9, price=2.5), layout(3)], "7 x tp 4: 28 devices instead of 8, 70.00 per hour"),
         ([], [], [layout(9)], "7 x tp 4: 28 devices instead of 8"),
-        ([], [], [SimpleNamespace()], None),  # pools, of which nobody knows how many are enough
+        ([], [], [SimpleNamespace(why_more=lambda _: None)], None),  # pools that do not need more
         ([], [], [], None),
     ],
 )  # fmt: skip
@@ -632,31 +638,6 @@ def test_pools_for_clients_are_guessed_for_these_clients_alone(monkeypatch: pyte
     judge: Any = SimpleNamespace(targets=Targets(8, None, 1.0), simulation=SimpleNamespace(trace={}))
     assert finalists._guesses(None, [], judge, 4) == Trouble("no")  # type: ignore[arg-type]
     assert [(one.concurrency, bool(one.limits)) for one in tried] == [(8, True), (8, False)]
-
-
-@pytest.mark.parametrize(
-    ("found", "missed", "decided_by"),
-    [
-        ("pools", None, "short form"), ("pools", "late", "simulations"), ("pools", "endless", "short form"),
-        ("pools", "refused", "short form"), ("none", "late", "trouble"),
-    ],
-)  # fmt: skip
-def test_pools_that_miss_a_mean_in_a_simulation_are_chosen_by_simulations(
-    monkeypatch: pytest.MonkeyPatch, found: str, missed: str | None, decided_by: str
-) -> None:
-    pools: Any = TwoPools(None, None, None, 0, SimpleNamespace(prefills=1, decodes=1))  # type: ignore[arg-type]
-    trouble = Trouble("no pools")
-
-    def at(*_: Any) -> Any:
-        if missed == "refused":
-            raise UsageError("DP ranks are not simulated")
-        return None if missed == "endless" else SimpleNamespace(missed=missed)
-
-    judge: Any = SimpleNamespace(targets=Targets(None, 8.0, 1.0), at=at, decides=False)
-    monkeypatch.setattr(finalists, "find_split", lambda *_: pools if found == "pools" else trouble)
-    monkeypatch.setattr(finalists, "_simulated_pools", lambda *_: "simulations")
-    answers = {"short form": pools, "simulations": "simulations", "trouble": trouble}
-    assert finalists.find_pools(None, [], judge, None) is answers[decided_by]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

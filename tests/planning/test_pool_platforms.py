@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import kvcalc
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, joined_kinds
 from kvcalc.planning.plan.disaggregated.rows import _in_order
 from kvcalc.planning.plan.disaggregated.split import describe_energy
@@ -42,19 +41,6 @@ def test_why_other_pools_cost_more(
     kinds: PoolPlatforms, devices: tuple[int, int], best: tuple[int, int], reason: str | None
 ) -> None:
     assert kinds.why_more(devices, (kinds, best)) == reason
-
-
-def test_points_have_no_more_devices_of_a_kind_than_there_are() -> None:
-    document: Any = kvcalc.plan(
-        "qwen3-32b", ["h100", kvcalc.find_devices("h200x2")], disaggregate=True, transfer="infiniband-400g",
-        input_tokens=4096, output_tokens=300, requests_per_second=10.0, with_front=True, max_ttft_seconds=1.0,
-        prices={"h100-sxm": 4.0, "h200-sxm": 3.0},
-    )  # fmt: skip
-    layouts = [point["layout"] for point in document["pareto"] if "+" in point["gpu"]]
-    # `4 x tp 1 prefill on h100-sxm`: four instances of one device.
-    parts = [part.split() for layout in layouts for part in layout.split(" + ")]
-    used = [int(words[0]) * int(words[3]) for words in parts if words[-1] == "h200-sxm"]
-    assert set(used) == {2}
 
 
 @pytest.mark.parametrize("tdp", [True, False])

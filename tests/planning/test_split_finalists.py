@@ -86,7 +86,7 @@ def test_no_smaller_pools_would_pass() -> None:
                         for role, number, size in zip(("prefill", "decode"), (prefills, decodes), sizes)
                     }
                     runs = [simulated(pools, {**RATE, "seed": seed}, 1.0)["ttft"] for seed in range(3)]
-                    assert max(times["p90_seconds"] for times in runs) > limit, pools
+                    assert max(times["p90_seconds"] for times in runs) > 0.98 * limit, pools
                     tried += 1
     assert tried == 10
 
@@ -96,19 +96,6 @@ def test_a_target_that_one_request_misses_is_named() -> None:
     assert "TTFT p50 of requests alone is" in row["reason"]
     alone = [one for one in document["finalists"] if one["disaggregated"] is not None]
     assert {one["disaggregated"]["prefill"]["instances"] for one in alone} == {None}
-
-
-def test_without_a_percentile_a_simulation_changes_no_pools(kvcalc: Any) -> None:
-    words = ("plan", MODEL, "--input-tokens", "2k", "--output-tokens", "300", "--requests-per-second", "20", "--gpu",
-             "h100", "--disaggregate", "--transfer-bandwidth", LINK)  # fmt: skip
-    plain = kvcalc(*words, "--json").json["plans"]
-    looked_at = kvcalc(*words, "--json", "--simulate", "1", "--requests", "200").json
-    assert [row["disaggregated"] for row in plain] == [row["disaggregated"] for row in looked_at["plans"]]
-    assert len(looked_at["finalists"]) == 2
-    out = kvcalc(*words, "--max-ttft", "900ms@p90", "--requests", "200", "--format", "human").out
-    assert " P + tp 1 D" in out
-    assert "Simulated with 200 requests" in out
-    assert "TTFT p90" in out
 
 
 def test_pools_are_simulated_once_with_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +120,7 @@ def test_larger_pools_have_a_quarter_more_of_what_is_missed_first(
     numbers: tuple[int, int], metric: str, tried: list[tuple[int, int]]
 ) -> None:
     asked: list[tuple[int, int]] = []
-    judged = SimpleNamespace(worst_metric=metric, worst=2.0)
+    judged = SimpleNamespace(worst_metric=metric, worst=2.0, is_stuck=False)
 
     def at(_: object, numbers: tuple[int, int]) -> Any:
         asked.append(numbers)
@@ -145,3 +132,44 @@ def test_larger_pools_have_a_quarter_more_of_what_is_missed_first(
     larger: Any = _larger(judge, guess, found, None)
     assert asked == tried
     assert larger.layout == tried[0], "if none helps, the first one"
+
+
+@pytest.mark.parametrize(("capacities", "first"), [((2.0, 5.0), (2, 1)), ((5.0, 2.0), (1, 2))])
+def test_pools_that_do_not_keep_up_are_larger_where_they_are_busier(
+    capacities: tuple[float, float], first: tuple[int, int]
+) -> None:
+    """The only limit is on TPOT, which is short while requests wait for a prefill instance."""
+    judged = SimpleNamespace(worst_metric="tpot", worst=0.5, is_stuck=True)
+    found: Any = SimpleNamespace(layout=SimpleNamespace(numbers=(1, 1)), judged=judged)
+    pair = SimpleNamespace(capacities=lambda *numbers: capacities if numbers == (1, 1) else None)
+    # Without a dearer layout, one of each kind is allowed.
+    guess: Any = SimpleNamespace(allows=lambda _, most: most is None, pair=pair)
+
+    def at(_: object, numbers: tuple[int, int]) -> Any:
+        return SimpleNamespace(missed=None, layout=SimpleNamespace(numbers=numbers, weight=sum(numbers)))
+
+    judge: Any = SimpleNamespace(at=at)
+    larger: Any = _larger(judge, guess, found, None)
+    assert larger.layout.numbers == first
+
+
+@pytest.mark.parametrize(("meets", "chosen"), [({(5, 2), (4, 3)}, (4, 3)), ({(5, 2)}, (5, 2))])
+def test_of_two_kinds_that_both_meet_the_target_the_lighter_one_is_larger(
+    meets: set[tuple[int, int]], chosen: tuple[int, int]
+) -> None:
+    """A prefill instance has ten devices and a decode instance one."""
+
+    def weight(numbers: tuple[int, int]) -> int:
+        return 10 * numbers[0] + numbers[1]
+
+    def at(_: object, numbers: tuple[int, int]) -> Any:
+        layout = SimpleNamespace(numbers=numbers, weight=weight(numbers))
+        missed = None if numbers in meets else "late"
+        return SimpleNamespace(missed=missed, layout=layout, judged=SimpleNamespace(worst=1.1))
+
+    judged = SimpleNamespace(worst_metric="ttft", worst=2.0, is_stuck=False)
+    found: Any = SimpleNamespace(layout=SimpleNamespace(numbers=(4, 2)), judged=judged)
+    guess: Any = SimpleNamespace(allows=lambda numbers, most: most is None or weight(numbers) <= most)
+    judge: Any = SimpleNamespace(at=at)
+    larger: Any = _larger(judge, guess, found, None)
+    assert larger.layout.numbers == chosen

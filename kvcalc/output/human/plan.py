@@ -124,7 +124,7 @@ def _layouts(document: documents.Plan, console: Console) -> None:
 
 def _front(document: documents.Plan, console: Console) -> None:
     """Print the Pareto front, the fastest for one user first."""
-    rows = [{**row, "layout": row.get("layout") or replica_split(row)} for row in document["pareto"] or ()]
+    rows = [{**row, "layout": replica_split(row)} for row in document["pareto"] or ()]
     columns: list[Column] = [("", "gpu", text)]
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))

@@ -44,12 +44,15 @@ def step_rules(case: Case, most: int) -> StepRules | None:
 def places_of(case: Case, wanted: int) -> int:
     """How many of `wanted` requests hold their cache at the same time.
 
-    The batch of the case is the number that fits at full length. An engine that reserves this for each runs no more.
-    The others hold requests of all ages, with half of their answer on average.
+    The batch of the case is the number that fits at full length, or that was asked for without requests to serve. An
+    engine that reserves the full length runs no more. The others hold requests of all ages, with half of their answer
+    on average.
     """
     fitting, asked = case.workload.batch_size, case.question.speed_asked
     prompt, answer, schedule, room = asked.prompt_tokens, asked.answer_tokens, case.engine.schedule(), budget(case)
+    if prompt is None or answer is None:
+        return fitting
     if fitting >= wanted or schedule is None or schedule.reserves_answer or not isinstance(room, Budget):
         return min(fitting, wanted)
-    limit = None if prompt is None or answer is None else room.running_limit(prompt + answer // 2)
+    limit = room.running_limit(prompt + answer // 2)
     return wanted if limit is None else max(fitting, min(wanted, limit))

@@ -187,7 +187,7 @@ def plan(
         "commands": printed,
         "plans": rows,
         "finalists": finalists,
-        "pareto": front(traffic, kinds, split) if with_front else None,
+        "pareto": front(traffic, kinds) if with_front else None,
         "warnings": describe_notes([*notes, *(note for note in split_notes if note not in notes)]),
     }
     if reuse is not None:

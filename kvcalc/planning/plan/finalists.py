@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
-from kvcalc.planning.plan.disaggregated.search import Instances, find_split, find_splits
+from kvcalc.planning.plan.disaggregated.search import Instances, find_splits
 from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
 from kvcalc.planning.plan.replicas import (
@@ -24,7 +24,6 @@ from kvcalc.planning.plan.replicas import (
     as_many_devices,
     devices_then_speed,
     find_layouts,
-    more_devices,
     smallest,
 )
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
@@ -195,10 +194,12 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         # Pairs of layouts are in the order in which the short form prefers them.
         second = min(missed, key=_RANK) if isinstance(best.layout, OnePool) else missed[0]
         return f"{second}: {second.missed}"
-    if larger and isinstance(larger[0], OnePool):
-        one = larger[0]._replace(replicas=larger[0].least_replicas)
-        return f"{one}: {more_devices(one.kind, one.num_devices, best.layout.num_devices)}"
-    return None
+    if not larger:
+        return None
+    one = larger[0]
+    if isinstance(one, OnePool):
+        one = one._replace(replicas=one.least_replicas)
+    return f"{one}: {why}" if (why := one.why_more(best.layout)) else None
 
 
 # The pairs of layouts of one row that are simulated. The short form knows their order well.
@@ -210,29 +211,14 @@ _HELPS = 0.95
 _HALVINGS = 6
 
 
-def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, most: int | None) -> TwoPools | Trouble:
-    """The pools that `find_split` finds, judged by simulations if these decide.
-
-    At most `most` pairs of layouts are simulated. Raises what `find_split` raises, and UsageError (exit 2) if no pair
-    can be simulated.
-    """
-    if judge.decides:
-        return _simulated_pools(known, joined, judge, most)
-    found = find_split(known, joined)
-    if not isinstance(found, TwoPools):
-        return found
-    try:
-        tried = judge.at(found, found.numbers)
-        is_met = tried is None or tried.missed is None or not judge.targets.limits
-        return found if is_met else _simulated_pools(known, joined, judge, most)
-    except UsageError:  # a layout that is not simulated
-        return found
-
-
-def _simulated_pools(
-    known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, most: int | None
+def find_pools(
+    known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, num_simulated: int | None
 ) -> TwoPools | Trouble:  # fmt: skip
-    guesses = _guesses(known, joined, judge, most or DEFAULT_PAIRS)
+    """The smallest pools whose simulation meets the targets. At most `num_simulated` pairs of layouts are simulated.
+
+    Raises what `find_splits` raises, and UsageError (exit 2) if no pair can be simulated.
+    """
+    guesses = _guesses(known, joined, judge, num_simulated or DEFAULT_PAIRS)
     candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
     return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
 
@@ -244,7 +230,7 @@ def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, ke
     are too few devices for the busiest minute of a trace, a lower rate says where to begin.
     """
     free = judge.targets.without_limits()
-    found = find_splits(known, joined, judge.targets, keep)
+    found = limited = find_splits(known, joined, judge.targets, keep)
     if isinstance(found, Trouble):
         found = find_splits(known, joined, free, keep)
     rate, halvings = free.requests_per_second, 0
@@ -252,7 +238,7 @@ def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, ke
         rate, halvings = rate / 2, halvings + 1
         found = find_splits(known, joined, free._replace(requests_per_second=rate), keep)
     if isinstance(found, Trouble):
-        return found
+        return limited if isinstance(limited, Trouble) else found
     return [
         split._replace(
             prefill=_like(split.prefill, known.prefills(split.kinds.prefill)[0]),
@@ -293,17 +279,29 @@ def _fewest_instances(judge: Judge, guess: TwoPools, best: Finalist | None) -> F
 
 
 def _larger(judge: Judge, guess: TwoPools, found: Finalist, most: float | None) -> Finalist | None:
-    """Pools with a quarter more instances of one kind: prefill instances for TTFT, if they help. None if none helps."""
+    """Pools with a quarter more instances of one kind: prefill instances for TTFT, if they help. None if none helps.
+
+    If pools do not keep up, it is the kind that the short form calls busier.
+    """
     prefills, decodes = found.layout.numbers
     more, others = (prefills + max(1, prefills // 4), decodes), (prefills, decodes + max(1, decodes // 4))
     best: Finalist | None = None
-    for numbers in (others, more) if found.judged.worst_metric == "tpot" else (more, others):
+    decodes_first = found.judged.worst_metric == "tpot"
+    if found.judged.is_stuck:
+        of_prefills, of_decodes = guess.pair.capacities(prefills, decodes)
+        decodes_first = of_decodes < of_prefills
+    for numbers in (others, more) if decodes_first else (more, others):
         one = judge.at(guess, numbers) if guess.allows(numbers, most) else None
         if one is None:
             continue
-        if one.missed is None or one.judged.worst < _HELPS * found.judged.worst:
-            return one
-        best = best or one
+        if one.missed is None:
+            # The other kind may do with less.
+            if best is None or best.missed is not None or one.layout.weight < best.layout.weight:
+                best, most = one, one.layout.weight
+        elif best is None or best.missed is not None:
+            if one.judged.worst < _HELPS * found.judged.worst:
+                return one
+            best = best or one
     return best
 
 

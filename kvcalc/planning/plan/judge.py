@@ -29,8 +29,8 @@ CLOSE = 0.9
 """A simulated time above this share of its target needs more runs."""
 
 # At least this many requests of a run are beyond the percentile, and it has this many times the requests that run at
-# once. In a closed loop, it goes on until its times have settled.
-_BEYOND, _TURNOVERS = 30, 10
+# once, or fewer if only means are judged. In a closed loop, it goes on until its times have settled.
+_BEYOND, _TURNOVERS, _TURNOVERS_OF_MEANS = 30, 10, 4
 # The winning layout is simulated with this many seeds, or with `_FEW_SEEDS` if its times are below the share `_FAR` of
 # their targets, and once for this many seconds of load, because a shorter run does not show a queue that grows slowly.
 _SEEDS, _FEW_SEEDS, _FAR, _LONG_SECONDS = 4, 2, 0.75, 1200
@@ -283,8 +283,10 @@ class Judge:
         """The number that was asked for, or enough for the highest percentile and for `in_flight` requests at once."""
         if self.simulation.num_requests is not None:
             return self.simulation.num_requests
-        beyond = ceil(_BEYOND / (1 - (self.targets.highest_percentile or 50) / 100))
-        return min(max(beyond, ceil(_TURNOVERS * in_flight), _FEWEST_REQUESTS), _MOST_REQUESTS)
+        percentile = self.targets.highest_percentile
+        beyond = ceil(_BEYOND / (1 - (percentile or 50) / 100))
+        turnovers = _TURNOVERS_OF_MEANS if percentile is None else _TURNOVERS
+        return min(max(beyond, ceil(turnovers * in_flight), _FEWEST_REQUESTS), _MOST_REQUESTS)
 
 
 def _size(one: Finalist) -> int:

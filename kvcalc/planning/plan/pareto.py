@@ -25,42 +25,33 @@ if TYPE_CHECKING:
     from typing import Literal
 
     import kvcalc.documents as documents
-    from kvcalc.planning.plan.disaggregated.rows import SplitPlan
 
     Ranking = Literal["cost_per_hour", "cost_per_million_output_tokens", "num_devices"]
     Time = Literal["ttft_seconds", "tpot_seconds"]
 
 
-def front(traffic: Traffic, kinds: Sequence[Platform], split: SplitPlan | None = None) -> list[documents.ParetoPoint]:
+def front(traffic: Traffic, kinds: Sequence[Platform]) -> list[documents.ParetoPoint]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
     the tokens per second of one user, and by the cost of a million output tokens if every kind has a price, else by the
-    tokens per second of one device. With `split`, there are points with prefill and decode on separate instances too.
+    tokens per second of one device.
     """
     priced = all(kind.price is not None for kind in kinds)
     points = [point for kind in kinds for point in _points(traffic, kind)]
-    if split is not None:
-        from kvcalc.planning.plan.disaggregated.rows import split_points
-
-        for point in points:
-            point.document["layout"] = None
-        points += [_Point(document) for document in split_points(split, kinds)]
     # The short form chooses the points, which are printed with the times of their estimates.
     return [point.document for point in _best([point.estimated() for point in _best(points, priced)], priced)]
 
 
 class _Point(NamedTuple):
-    """A point, and the question about its replica on devices of a `kind`. Separate instances have none."""
+    """A point, and the question about its replica on devices of a `kind`."""
 
     document: documents.ParetoPoint
-    question: Question | None = None
-    kind: Platform | None = None
+    question: Question
+    kind: Platform
 
     def estimated(self) -> _Point:
         """The point with the times of the estimate."""
-        if self.question is None or self.kind is None:
-            return self
         speed = self.question.speed_asked._replace(short_form=False)
         throughput = answer(self.question._replace(speed=speed)).document["throughput"]
         serving = throughput and throughput["serving"]

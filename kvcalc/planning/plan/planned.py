@@ -78,7 +78,7 @@ class PlannedLoad(NamedTuple):
         )  # fmt: skip
         return simulated_of(found, is_open)
 
-    def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
+    def run_pools(self, pools: Pools, targets: Targets, num_requests: int | None, step_factor: float) -> Simulated:
         """See `planning.plan.targets.Simulates`."""
         from kvcalc.planning.answers.simulate_pools import Prefills, simulate_pools
 
@@ -101,7 +101,12 @@ class PlannedLoad(NamedTuple):
             asked, load, instances, replicas=decodes, step_factor=step_factor, progress=self.progress,
             is_detailed=False,
         )  # fmt: skip
-        return simulated_of(found, is_open)
+        prefill = found["prefill"]
+        stages = {
+            f"{stage}_seconds": prefill[f"mean_{stage}_seconds"]  # type: ignore[literal-required]
+            for stage in ("queue", "prefill", "transfer")
+        }
+        return simulated_of(found, is_open)._replace(stages=stages)
 
     def _load(
         self, targets: Targets, num_requests: int | None, *, is_alone: bool, has_prefix: bool
@@ -127,15 +132,17 @@ class PlannedLoad(NamedTuple):
                 prompt, answer = (parse_distribution(f"fixed:{tokens}", "tokens") for tokens in means)
                 load = load._replace(prompt=prompt, answer=answer)
             return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests, has_run=True)
-        if targets.concurrency is not None:
-            # All clients start together, so a run goes on until what is judged has settled, or what is printed.
-            limits = () if num_requests is None else targets.limits
-            judged = tuple((limit.metric, limit.percentile) for limit in limits)
-            return load._replace(
-                concurrency=targets.concurrency, burstiness=self.burstiness, num_requests=self.num_requests,
-                fewest_requests=num_requests, settling=judged or load.settling,
-            )  # fmt: skip
-        return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
+        if targets.concurrency is None and targets.highest_percentile is not None:
+            return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
+        # All clients start together, and at a rate the last requests are alone. So a run goes on until what is judged
+        # has settled, or what is printed.
+        limits = () if num_requests is None else targets.limits
+        judged = tuple((limit.metric, limit.percentile) for limit in limits)
+        return load._replace(
+            concurrency=targets.concurrency, requests_per_second=targets.requests_per_second,
+            burstiness=self.burstiness, num_requests=self.num_requests, fewest_requests=num_requests,
+            settling=judged or load.settling, is_brief=targets.concurrency is None or load.is_brief,
+        )  # fmt: skip
 
     def _distributions(self) -> tuple[Distribution | None, Distribution | None]:
         if self.pairs is None:

@@ -155,7 +155,8 @@ class Simulated(NamedTuple):
 
     `most_running` is the limit of running requests of a DP rank. `refused` of the `requests` can never run.
     `backlog_seconds` is the longest wait in the queue if the queue grows without bound, None if the replicas keep up.
-    `notes` are about what was simulated in another way than asked.
+    `notes` are about what was simulated in another way than asked. `stages` are the mean seconds that a request of two
+    pools spends before its first decode step, by the keys of `documents.SplitPoolsTtftParts`.
     """
 
     times: Mapping[str, Mapping[str, float | None]]
@@ -166,6 +167,7 @@ class Simulated(NamedTuple):
     tokens_per_second: float = 0.0
     backlog_seconds: float | None = None
     notes: tuple[Note, ...] = ()
+    stages: Mapping[str, float] = {}
 
     def times_as_many(self, factor: float) -> Simulated:
         """The same on so many times as many replicas, each with its share of the load."""
@@ -222,5 +224,5 @@ class Simulates(Protocol):
         The times of all steps are multiplied by `step_factor`. UsageError (exit 2) for what is not simulated.
         """
 
-    def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
+    def run_pools(self, pools: Pools, targets: Targets, num_requests: int | None, step_factor: float) -> Simulated:
         """The same on separate prefill and decode instances."""

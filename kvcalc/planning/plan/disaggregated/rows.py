@@ -1,12 +1,8 @@
-"""The rows of a plan with prefill and decode on separate instances, beside those with both on the same ones.
-
-And the points of separate instances on the Pareto front.
-"""
+"""The rows of a plan with prefill and decode on separate instances, beside those with both on the same ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import disaggregation_of, start_command
@@ -16,9 +12,8 @@ from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.plan.disaggregated.matching import Load
-from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, joined_kinds, same_kind
-from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, pair_of
+from kvcalc.planning.plan.disaggregated.platforms import joined_kinds, same_kind
+from kvcalc.planning.plan.disaggregated.search import Instances
 from kvcalc.planning.plan.disaggregated.split import (
     TwoPools,
     describe_energy,
@@ -31,7 +26,6 @@ from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.replicas import as_many_devices, more_devices
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import (
-    MOST_RUNNING,
     Platform,
     Traffic,
     Trouble,
@@ -45,7 +39,6 @@ from kvcalc.records import NamedTuple
 from kvcalc.server.checkpoint import drafting_of
 from kvcalc.server.dp_attention import most_experts
 from kvcalc.server.transfer import check_link
-from kvcalc.throughput.speed import known_range
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
@@ -210,9 +203,9 @@ def describe_split(
     prompts = prompts_held(found)
     answers = found.prefill.answer(prompts), found.decode.answer(held)
     pools = describe_pools(found, answers, (prompts, held))
-    tokens_per_second = found.tokens_per_second
-    ranges = found.ranges()
-    ttft, tpot = (known_range(low, high) for low, high, _ in ranges.values())
+    found = found.with_times(judge.simulation, judge.targets)
+    printed: Any = found.printed()
+    tokens_per_second = printed["tokens_per_second"]
     commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
     row.update(
@@ -223,22 +216,12 @@ def describe_split(
         kv_dtype=answers[1].document["kv_cache"]["dtype"],
         weights_dtype=answers[1].document["weights"]["dtype"],
         free_bytes=min(pool["free_bytes"] for pool in pools.values()),
-        ttft_seconds=times.ttft_seconds, ttft_low_seconds=ttft[0], ttft_high_seconds=ttft[1],
-        tpot_seconds=times.tpot_seconds, tpot_low_seconds=tpot[0], tpot_high_seconds=tpot[1],
-        **{f"{metric}_judged_seconds": judged for metric, (_, _, judged) in ranges.items()},
-        tokens_per_second=tokens_per_second,
-        tokens_per_second_low=tpot[1] and tokens_per_second * times.tpot_seconds / tpot[1],
-        tokens_per_second_high=tpot[0] and tokens_per_second * times.tpot_seconds / tpot[0],
-        requests_per_second=times.requests_per_second,
+        **printed,
         tokens_per_second_per_device=tokens_per_second / found.num_devices,
         disaggregated={
             **pools,
             "transfer": describe_transfer(traffic, found),
-            "ttft_parts": {
-                "host_seconds": times.host_seconds, "queue_seconds": times.queue_seconds,
-                "prefill_seconds": times.prefill_seconds, "transfer_seconds": times.transfer_seconds,
-                "first_step_seconds": times.first_step_seconds,
-            },
+            "ttft_parts": found.ttft_parts(),
             "commands": {role: join(commands[role]) for role in ROLES},
         },
     )  # fmt: skip
@@ -288,73 +271,3 @@ def _notes(kind: Platform, answers: tuple[Answer, Answer]) -> list[Note]:
         Note("plans", "disaggregated-not-fitted", unmeasured),
         Note("plans", "disaggregated-not-counted", f"disaggregated: not counted: {uncounted}"),
     ]
-
-
-# The most decode instances that share prefill instances.
-_MOST_DECODES = 4
-# Points are compared without their time to first token, which grows without limit as this share of time reaches 1.
-_MOST_UTILIZATION = 0.9
-
-
-def split_points(asked: SplitPlan, kinds: Sequence[Platform]) -> Iterator[documents.ParetoPoint]:
-    """The points of every kind of device, and of two kinds that can be joined."""
-    known, transfer = asked.known, asked.transfer
-    for kind in kinds:
-        try:
-            alone = same_kind(kind, transfer)
-            pools = known.prefills(kind)[0], known.decodes(kind)[0]
-        except KvcalcError:  # its own row says why
-            continue
-        yield from _points(known, alone, list(product(*pools)))
-    for engine in dict.fromkeys(kind.engine for kind in kinds):
-        for pair in joined_kinds([kind for kind in kinds if kind.engine == engine], transfer, asked.most):
-            alike = [row[1:] for row in candidates_of(known, pair, known.traffic.targets)]
-            yield from _points(known, pair, alike)
-
-
-def _points(
-    known: Instances, kinds: PoolPlatforms, layouts: list[tuple[Instance, Instance]]
-) -> Iterator[documents.ParetoPoint]:
-    """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
-
-    A point has 1 to 4 decode instances, each with this number of requests in its batch, and the fewest prefill
-    instances that keep up with them within the targets, busy for at most 90 % of the time. The decode instances are
-    always full, so the ratio with the fewest prefill instances per decode instance is the best, whatever they cost.
-    """
-    for prefill, decode in layouts:
-        pair, moved = pair_of(prefill, decode, kinds.link)
-        meets = find_judge(known.traffic.targets, prefill, decode)
-        largest, running = decode.rates.largest(pair.transfer), 1
-        while running <= min(largest, MOST_RUNNING):
-            found = []
-            for number in range(1, _MOST_DECODES + 1):
-                used = number * decode.shape.num_devices
-                rate = number * decode.rates.rate(running)
-                match = pair.fewest_prefills(
-                    number,
-                    Load(requests_per_second=rate),
-                    lambda times: times.utilization <= _MOST_UTILIZATION and meets(times),  # noqa: B023 - called here
-                    min(kinds.most[0], kinds.most[2] - used) // prefill.shape.num_devices,
-                )
-                if match is not None and used <= kinds.most[1]:
-                    found.append(TwoPools(prefill, decode, kinds, moved, match))
-            if found:
-                yield _point(min(found, key=lambda split: split.match.prefills / split.match.decodes), running)
-            running *= 2
-
-
-def _point(split: TwoPools, running: int) -> documents.ParetoPoint:
-    times, shape, cost = split.match.times, split.decode.shape, split.cost_per_hour
-    return {
-        "gpu": split.kinds.text,
-        "engine": split.kinds.decode.engine,
-        **shape.describe_all(),
-        "num_devices": split.num_devices,
-        "requests_per_replica": running,
-        "ttft_seconds": times.ttft_seconds,
-        "tpot_seconds": times.tpot_seconds,
-        "tokens_per_second_per_user": 1 / times.tpot_seconds,
-        "tokens_per_second_per_device": split.tokens_per_second / split.num_devices,
-        "cost_per_million_output_tokens": None if cost is None else cost / (split.tokens_per_second * 3600 / 1e6),
-        "layout": str(split),
-    }

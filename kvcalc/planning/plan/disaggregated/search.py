@@ -15,8 +15,8 @@ from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.disaggregated.instances import Instance, decode_instance, prefill_instance, transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
-from kvcalc.planning.plan.disaggregated.split import TwoPools, times_between
-from kvcalc.planning.plan.replicas import as_many_devices, shapes_of
+from kvcalc.planning.plan.disaggregated.split import TwoPools, judged_load, times_between
+from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
 
@@ -47,24 +47,14 @@ class Instances:
         return self._found[key]
 
 
-def find_split(known: Instances, joined: Sequence[PoolPlatforms]) -> TwoPools | Trouble:
-    """The pools that cost the least, and among these the most tokens per second, or why there are none.
-
-    `joined` are the kinds of device to try. What counts is what `PoolPlatforms.weights` say: the cost or the number of
-    devices. Raises what makes the instances impossible if both pools are on one kind of device.
-    """
-    found = find_splits(known, joined, known.traffic.targets)
-    if isinstance(found, Trouble):
-        return found
-    return found[0]._replace(next_layout=_why_not(*found) if len(found) > 1 else None)
-
-
 def find_splits(
     known: Instances, joined: Sequence[PoolPlatforms], targets: Targets, keep: int = 2
 ) -> list[TwoPools] | Trouble:  # fmt: skip
     """The best `keep` pairs of layouts with their smallest pools, the best first, or why there are none.
 
-    The load and the limits are those of `targets`. Raises what `find_split` raises.
+    The load and the limits are those of `targets`. `joined` are the kinds of device to try. What counts is what
+    `PoolPlatforms.weights` say: the cost or the number of devices. Raises what makes the instances impossible if both
+    pools are on one kind of device.
     """
     if known.traffic.refusal is not None:
         return known.traffic.refusal
@@ -76,7 +66,7 @@ def find_splits(
             if bound > worst * (1 + 1e-9):
                 break
             pair, moved = pair_of(prefill, decode, kinds.link)
-            judged = _judged_load(load, prefill, decode)
+            judged = judged_load(load, prefill, decode)
             match = pair.cheapest(judged, find_judge(targets, prefill, decode), kinds.most, kinds.weights, worst)
             if match is not None:
                 match = match._replace(times=pair.times(match.prefills, match.decodes, load) or match.times)
@@ -113,14 +103,6 @@ def candidates_of(known: Instances, kinds: PoolPlatforms, targets: Targets) -> l
         ),
         key=lambda row: row[0],
     )
-
-
-def _judged_load(load: Load, prefill: Instance, decode: Instance) -> Load:
-    """The load that keeps the instances as busy as the given one does if their steps are as long as they are judged."""
-    if load.requests_per_second is None:
-        return load
-    factor = max(prefill.step_factors(1)[2], decode.step_factors(decode.rates.largest(0.0))[2])
-    return load._replace(requests_per_second=load.requests_per_second * factor)
 
 
 def pair_of(prefill: Instance, decode: Instance, link: Link) -> tuple[Pair, int]:
@@ -178,17 +160,6 @@ def _rank(split: TwoPools) -> tuple[float, float, float]:
     speed = split.tokens_per_second
     # On two kinds of device, rates that differ by less than a token per second count as equal.
     return split.weight, -round(speed) if split.kinds.is_mixed else -speed, split.match.times.ttft_seconds
-
-
-def _why_not(first: TwoPools, second: TwoPools) -> str:
-    more = second.why_more(first)
-    slower, faster = second.tokens_per_second, first.tokens_per_second
-    if more is None and round(slower) < round(faster) and not first.kinds.is_mixed:
-        more = as_many_devices(slower, faster)
-    if more is None:
-        times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
-        more = f"same number of devices, TTFT {', not '.join(times)}"
-    return f"{second}: {more}"
 
 
 def _why_none(known: Instances, joined: Sequence[PoolPlatforms], targets: Targets) -> Trouble:

@@ -10,21 +10,27 @@ from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
-from kvcalc.planning.plan.traffic import Traffic
+from kvcalc.planning.plan.traffic import MOST_BUSY, Traffic
 from kvcalc.question.question import Question
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.power import kwh_per_million, mean_watts
+from kvcalc.throughput.speed import known_range
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+
+
+# The parts of the time to first token before the first decode step.
+_STAGES = ("host_seconds", "queue_seconds", "prefill_seconds", "transfer_seconds")
 
 
 class TwoPools(NamedTuple):
     """A layout with two pools, and the kinds of their devices.
 
     `transfer_bytes` are those of the busiest device. `next_layout` is the second choice, and why it was not chosen.
+    `simulated` are the times and the rates that are printed.
     """
 
     prefill: Instance
@@ -33,6 +39,7 @@ class TwoPools(NamedTuple):
     transfer_bytes: int
     match: Match
     next_layout: str | None = None
+    simulated: Simulated | None = None
 
     @property
     def num_devices(self) -> int:
@@ -83,11 +90,17 @@ class TwoPools(NamedTuple):
     def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> TwoPools | None:
         """The same layouts with other numbers of instances. None if these cannot serve the load.
 
+        A short run may not show that they are too busy, so the short form says so, with steps as long as judged.
         The short form counts no prefixes of a trace, and takes its busiest minute for the whole. So with a trace fewer
         instances may do, and then its figures are those of the load that they can serve.
         """
         prefills, decodes = numbers
-        times = self.pair.times(prefills, decodes, Load(targets.requests_per_second, targets.concurrency))
+        load = Load(targets.requests_per_second, targets.concurrency)
+        judged = judged_load(load, self.prefill, self.decode).requests_per_second or 0.0
+        most_busy = 1.0 if targets.limits_waiting else MOST_BUSY
+        if not is_trace and judged > most_busy * min(self.pair.capacities(prefills, decodes)):
+            return None
+        times = self.pair.times(prefills, decodes, load)
         if times is None and is_trace:
             times = self.pair.times(prefills, decodes, self.pair.busy_load(prefills, decodes))
         if times is None:
@@ -103,11 +116,46 @@ class TwoPools(NamedTuple):
         return self
 
     def run(
-        self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
+        self, simulation: Simulates, targets: Targets, num_requests: int | None, step_factor: float, *, is_alone: bool
     ) -> tuple[TwoPools, Simulated]:
         questions = _question(self.prefill), _question(self.decode)
         pools = Pools(*questions, None if is_alone else self.numbers, self.kinds.link.bytes_per_second)
         return self, simulation.run_pools(pools, targets, num_requests, step_factor)
+
+    def with_times(self, simulation: Simulates, targets: Targets) -> TwoPools:
+        """The pools with the times and the rates of their load, simulated with steps as long as they are estimated."""
+        return self._replace(simulated=self.run(simulation, targets, None, 1.0, is_alone=False)[1])
+
+    def printed(self) -> dict[str, float | None]:
+        """The times and the rates of its row. The ranges are as wide as those of the short form."""
+        times, printed = self.match.times, dict[str, float | None]()
+        seconds = {"ttft": times.ttft_seconds, "tpot": times.tpot_seconds}
+        requests, tokens = times.requests_per_second, times.requests_per_second * self.decode.rates.output_tokens
+        if self.simulated is not None:
+            simulated = self.simulated.times
+            seconds = {metric: simulated[metric]["mean"] or short for metric, short in seconds.items()}
+            requests, tokens = self.simulated.requests_per_second, self.simulated.tokens_per_second
+        for metric, (low, high, judged) in self.ranges().items():
+            longer = seconds[metric] / getattr(times, f"{metric}_seconds")
+            ends = known_range(low * longer, high * longer)
+            printed |= {f"{metric}_seconds": seconds[metric], f"{metric}_judged_seconds": judged * longer}
+            printed |= {f"{metric}_low_seconds": ends[0], f"{metric}_high_seconds": ends[1]}
+        shortest, longest = printed["tpot_low_seconds"], printed["tpot_high_seconds"]
+        return printed | {
+            "requests_per_second": requests,
+            "tokens_per_second": tokens,
+            "tokens_per_second_low": longest and tokens * seconds["tpot"] / longest,
+            "tokens_per_second_high": shortest and tokens * seconds["tpot"] / shortest,
+        }
+
+    def ttft_parts(self) -> dict[str, float]:
+        """The parts of the time to first token. The last one is what the others leave of the whole."""
+        times = self.match.times
+        parts = {name: getattr(times, name) for name in _STAGES}
+        if self.simulated is not None:
+            parts |= self.simulated.stages
+        left = (self.printed()["ttft_seconds"] or 0.0) - sum(parts.values())
+        return {**parts, "first_step_seconds": max(0.0, left)}
 
     def devices_of(self, numbers: tuple[int, int]) -> tuple[int, int]:
         """The devices of each pool with other numbers of instances."""
@@ -134,6 +182,9 @@ class TwoPools(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
+        """The output tokens per second of all instances: simulated, or by the short form."""
+        if self.simulated is not None:
+            return self.simulated.tokens_per_second
         return self.match.times.requests_per_second * float(self.decode.rates.output_tokens)
 
     def __str__(self) -> str:
@@ -141,6 +192,14 @@ class TwoPools(NamedTuple):
         pools = zip(self.numbers, (self.prefill, self.decode), ("prefill", "decode"))
         where = (f" on {name}" if self.kinds.is_mixed else "" for name in self.kinds.names)
         return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
+
+
+def judged_load(load: Load, prefill: Instance, decode: Instance) -> Load:
+    """The load that keeps the instances as busy as the given one does if their steps are as long as they are judged."""
+    if load.requests_per_second is None:
+        return load
+    factor = max(prefill.step_factors(1)[2], decode.step_factors(decode.rates.largest(0.0))[2])
+    return load._replace(requests_per_second=load.requests_per_second * factor)
 
 
 def times_between(metric: str, prefill: Instance, decode: Instance, times: Times) -> tuple[float, float, float]:
