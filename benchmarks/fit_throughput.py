@@ -38,7 +38,7 @@ _MOST_ROWS = 60
 # The weight of a time to first token that is not a mean: it tells waiting from the first steps of a server.
 _NOT_MEAN = 1.5
 # How often the corrections of the short form are renewed.
-ROUNDS = 3
+_ROUNDS = 3
 # A time to first token is at least this share of that of the short form, whatever is added to it.
 _LEAST_OF_SHORT = 0.1
 
@@ -62,6 +62,7 @@ class Fitted:
     """
 
     def __init__(self, rows: Sequence[Row], found: Corrections, start: Fitted | None = None) -> None:
+        self.found = found
         self.models: dict[str, Model] = {}
         self.theta: dict[str, Values] = {}
         self.sizes: dict[str, int] = {}
@@ -107,8 +108,12 @@ class Fitted:
             self._known[key] = Constants(**self.values(row.engine, labels))
         return self._known[key]
 
-    def predict(self, rows: Sequence[Row], found: Corrections) -> Predicted:
-        """The seconds that kvcalc predicts for the rows, and those to the first token if they are measured."""
+    def predict(self, rows: Sequence[Row], found: Corrections | None = None) -> Predicted:
+        """The seconds that kvcalc predicts for the rows, and those to the first token if they are measured.
+
+        The corrections `found` are those of other rows than it was fitted to.
+        """
+        found = found or self.found
         each = [self.constants_of(row) for row in rows]
         seconds = tpot_of(rows, found)(stacked_constants(each))
         served = [i for i, row in enumerate(rows) if row.ttft_seconds]
@@ -138,14 +143,27 @@ def model_of(engine: str) -> Model:
 Predicted = list[tuple[float, "float | None"]]
 
 
-def left_out(rows: Sequence[Row], found: Corrections, key: Callable[[Row], str], start: Fitted) -> Predicted:
-    """The prediction for each row with constants fitted without all rows that have the same `key`."""
+def fitted_to(rows: Sequence[Row]) -> Fitted:
+    """The constants fitted to all rows, with corrections that are renewed in each round and once more at the end."""
+    each = [row.model.constants for row in rows]
+    for _ in range(_ROUNDS):
+        fitted = Fitted(rows, corrections(rows, each))
+        each = [fitted.constants_of(row) for row in rows]
+    fitted.found = corrections(rows, each)
+    return fitted
+
+
+def left_out(rows: Sequence[Row], key: Callable[[Row], str], start: Fitted) -> Predicted:
+    """The prediction for each row with constants fitted without all rows that have the same `key`.
+
+    `start` is fitted to all rows.
+    """
     predicted: Predicted = [(0.0, None)] * len(rows)
     for value in sorted({key(row) for row in rows}):
         kept = [i for i, row in enumerate(rows) if key(row) != value]
         out = [i for i, row in enumerate(rows) if key(row) == value]
-        fitted = Fitted([rows[i] for i in kept], found.of(kept), start)
-        for i, seconds in zip(out, fitted.predict([rows[i] for i in out], found.of(out))):
+        fitted = Fitted([rows[i] for i in kept], start.found.of(kept), start)
+        for i, seconds in zip(out, fitted.predict([rows[i] for i in out], start.found.of(out))):
             predicted[i] = seconds
         print(f"  without {value}", flush=True)
     return predicted
@@ -169,13 +187,8 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="only fit and print; write nothing, leave nothing out")
     options = parser.parse_args()
     rows = read_rows(data_folder(options.data))
-    each = [row.model.constants for row in rows]
-    for _ in range(ROUNDS):
-        found = corrections(rows, each)
-        fitted = Fitted(rows, found)
-        each = [fitted.constants_of(row) for row in rows]
-    found = corrections(rows, each)
-    here = fitted.predict(rows, found)
+    fitted = fitted_to(rows)
+    here = fitted.predict(rows)
     for key, model in fitted.models.items():
         print(key, model.described(fitted.theta[key]))
     for source in dict.fromkeys(row.source for row in rows):
@@ -184,7 +197,7 @@ def main() -> None:
         print(source, len(errors), f"mean {errors.mean():.3f} median {np.median(errors):.3f}")
     if options.dry_run:
         return
-    document = describe(rows, fitted, here, left_out(rows, found, family_of, fitted))
+    document = describe(rows, fitted, here, left_out(rows, family_of, fitted))
     TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {TARGET}")
 

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from constants_document import errors
-from fit_throughput import Fitted, family_of, left_out
+from fit_throughput import family_of, fitted_to, left_out
 from throughput_data import Row, data_folder, read_rows
 
 import kvcalc
@@ -305,7 +305,7 @@ def main() -> None:
     rows = [everything[i] for i in chosen]
     asked = [ask_all(peer, rows, options.answers) for peer in peers]
     own = shipped(rows)
-    kept = left_out(everything, family_of, Fitted(everything))
+    kept = left_out(everything, family_of, fitted_to(everything))
     without = [kept[i] for i in chosen]
     document = {
         "made_by": "benchmarks/peers.py",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from constants_document import cell_of, ranges_of
-from fit_throughput import Fitted, Predicted, family_of, left_out
+from fit_throughput import Predicted, family_of, fitted_to, left_out
 from score_throughput import write
 from throughput_data import FIRST, Row, data_folder, read_rows
 
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the markers in this file")
     options = parser.parse_args()
     rows = read_rows(data_folder(options.data))
-    out = left_out(rows, family_of, Fitted(rows))
+    out = left_out(rows, family_of, fitted_to(rows))
     lines = [
         f"| measured | cells | in the range | below | above | with {_MANY} points | {_LEAST:.0%} to {_MOST:.0%} in |"
         " with the best range | variance between cells |".replace("%", " %"),

@@ -24,7 +24,7 @@ from typing import Any
 
 import typer
 from constants_document import describe
-from fit_throughput import Fitted
+from fit_throughput import Fitted, fitted_to
 from score_throughput import write
 from throughput_data import FAMILIES, Row, data_folder, found_again, read_rows
 
@@ -184,10 +184,10 @@ def main() -> None:
     folder = data_folder(options.data)
     runs = [json.loads(line) for line in (folder / "serving_runs.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = read_rows(folder)
-    whole = Fitted(rows)
+    whole = fitted_to(rows)
 
     def document(fitted: Fitted, own: Sequence[Row]) -> Any:
-        predicted = [fitted.predict(row) for row in own]
+        predicted = fitted.predict(own)
         return describe(own, fitted, predicted, predicted)
 
     unseen = sharegpt_runs(folder) if (folder / _SHAREGPT).is_file() else []
@@ -198,8 +198,9 @@ def main() -> None:
             by_family[FAMILIES.get(run["family"], run["family"])].append(run)
         tasks: list[tuple[Any, list[Mapping[str, Any]]]] = []
         for family, own in by_family.items():
-            kept = [row for row in rows if row.family != family]
-            tasks += in_parts(document(Fitted(kept, whole), kept), own)
+            places = [i for i, row in enumerate(rows) if row.family != family]
+            kept = [rows[i] for i in places]
+            tasks += in_parts(document(Fitted(kept, whole.found.of(places), whole), kept), own)
         answers["left out"] = simulate_all(tasks)
     groups: dict[str, Groups] = {name: defaultdict(list) for name in ("in sample", "left out")}
     for how, found in answers.items():

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from constants_document import cell_of
-from fit_throughput import Fitted, Predicted, device_of, family_of, left_out, release_of
+from fit_throughput import Predicted, device_of, family_of, fitted_to, left_out, release_of
 from throughput_data import Row, data_folder, read_rows
 
 _SETS: tuple[tuple[str, str, str, str], ...] = (
@@ -137,9 +137,9 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the tables between the markers in this file")
     options = parser.parse_args()
     rows = read_rows(data_folder(options.data))
-    fitted = Fitted(rows)
+    fitted = fitted_to(rows)
     answers = {
-        "in sample": [fitted.predict(row) for row in rows],
+        "in sample": fitted.predict(rows),
         "a family left out": left_out(rows, family_of, fitted),
         "a device left out": left_out(rows, device_of, fitted),
         "a release left out": left_out(rows, release_of, fitted),

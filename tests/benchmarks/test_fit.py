@@ -233,3 +233,41 @@ def test_errors_that_are_alike_within_a_cell_have_no_range_that_suits_many_cells
     assert (scored.best_range(same), scored.best_range(apart)) == (4, 2)
     assert scored.variance_between(same) == 0
     assert 0.99 < scored.variance_between(apart) < 1
+
+
+def test_a_row_has_the_simulated_times_at_the_constants_of_its_corrections(
+    monkeypatch: pytest.MonkeyPatch, data: ModuleType, arrays: ModuleType
+) -> None:
+    """With other constants, the short form says by how much they change."""
+    simulated, script = module("fit_simulated", monkeypatch), module("fit_throughput", monkeypatch)
+    rows = [row._replace(ttft_seconds=1.0) for row in rows_of(data)[::5]]
+    step = rows[0]._replace(output_tokens=0)  # a decode step is no load
+    each = [row.model.constants for row in (*rows, step)]
+    found = simulated.corrections([*rows, step], each)
+    assert found.ratios[-1] == 1
+    assert found.simulated[-1] is None
+    served = found.of(range(len(rows)))
+    stacked = arrays.stacked_constants(each[:-1])
+    assert script.tpot_of(rows, served)(stacked) == pytest.approx([times[0] for times in served.simulated])
+    first = script.first_of(rows, each[:-1], served)
+    assert first(stacked) == pytest.approx([times[1] for times in served.simulated])
+    # One client has nothing but the host beside its prompt.
+    slower = first({**stacked, "ttft_seconds": stacked["ttft_seconds"] + 0.5})
+    assert slower[0] - first(stacked)[0] == pytest.approx(0.5)
+    assert rows[0].concurrency == 1
+
+
+def test_a_run_at_random_and_a_median_are_simulated_as_they_were_measured(
+    monkeypatch: pytest.MonkeyPatch, data: ModuleType
+) -> None:
+    simulated = module("fit_simulated", monkeypatch).simulated
+    row = rows_of(data)[3]
+    c = row.model.constants
+    mean = simulated(row, c)
+    # Few requests a second of which none meets another.
+    alone = simulated(row._replace(rate=0.01), c)
+    assert alone[0] < mean[0]
+    assert alone[1] < mean[1]
+    half, late = (simulated(row._replace(requests=which), c) for which in (data.STEADY, data.FIRST))
+    assert half[1] < mean[1] < late[1]
+    assert half[0] == late[0]
