@@ -165,3 +165,14 @@ def test_a_request_ends_at_the_context_of_its_server() -> None:
         "llama-3-8b", DEVICE, prompt_tokens="fixed:8000", answer_tokens="fixed:500", concurrency=2, requests=10
     )
     assert long["load"]["mean_answer_tokens"] == 192
+
+
+def test_the_first_line_says_what_the_users_make(kvcalc: Any) -> None:
+    words = ("simulate", MODEL, "--gpu", DEVICE, "--input-tokens", 1000, "--output-tokens", 100)
+    found = kvcalc(*words, "--users", 100, "--think-time", "20s", "--json").json
+    rate = found["results"]["requests_per_second"]
+    # Little's law: the others think.
+    in_flight = round(100 - 20 * rate)
+    assert in_flight == pytest.approx(rate * found["times"][3]["mean_seconds"], abs=1)
+    screen = kvcalc(*words, "--users", 100, "--think-time", "20s", "--format", "human").out.replace("\n", " ")
+    assert f"100 users, 20 s between messages = {rate:.3g} requests per second and {in_flight} in flight" in screen

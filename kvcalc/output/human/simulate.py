@@ -35,7 +35,7 @@ def render(document: documents.Simulate, console: Console) -> None:
     engine, hardware, results = document["engine"], document["hardware"], document["results"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
     drafts = f", {engine['tokens_per_step']:g} tokens per step" if engine["tokens_per_step"] > 1 else ""
-    console.print(f"{name_engine(engine)}{drafts}, {describe_load(document['load'])}")
+    console.print(f"{name_engine(engine)}{drafts}, {describe_load(document)}")
     if document["load"]["router"] != "round-robin" and hardware["replicas"] > 1:
         console.print(f"{document['load']['router']} router")
     console.print()
@@ -71,14 +71,17 @@ def shown_times(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def describe_load(load: Mapping[str, Any]) -> str:
-    """The load as text."""
+def describe_load(document: Mapping[str, Any]) -> str:
+    """The load as text. The rate of users, and how many of their requests are in flight, are those of the results."""
+    load = document["load"]
     if load["arrivals"] == "trace":
         how = f"trace {load['trace']}" + (
             f" at {load['scale_rate']:g} times its rate" if load["scale_rate"] != 1 else ""
         )
     elif load["arrivals"] == "users":
-        how = f"{count(load['users'])} users, {duration(load['think_seconds'])} between messages"
+        arriving, pause = document["results"]["requests_per_second"], load["think_seconds"]
+        how = f"{count(load['users'])} users, {duration(pause)} between messages = {requests_per_second(arriving)}"
+        how += f" and {count(round(load['users'] - arriving * pause))} in flight"
     elif load["arrivals"] == "closed_loop":
         how = "1 client" if load["concurrency"] == 1 else f"{count(load['concurrency'])} clients"
     else:

@@ -50,7 +50,7 @@ def simulation(document: Document) -> Answer:
         *([curve] if curve is not None else []),
         Section("Over time", [*_charts(document), *state]),
     ]
-    subtitle = [name_engine(document["engine"]), devices_of(document) or "", describe_load(document["load"])]
+    subtitle = [name_engine(document["engine"]), devices_of(document) or "", describe_load(document)]
     verdict, tone = _verdict(document)
     return Answer(
         document["model"]["name"], ", ".join(filter(None, subtitle)), verdict, tone, sections, warnings_of(document)
