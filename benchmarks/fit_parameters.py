@@ -325,7 +325,9 @@ class Model:
 
     def fixed(self, engine: str, kind: str) -> dict[str, Any]:
         """The constants that kernel tables determine."""
-        pcie = _PCIE.get(kind, _PCIE.get(kinds_of(kind)[-1], _PCIE[""]))
+        # Laptops' engines have no all-reduces.
+        tables = _PCIE if self.name == "servers" else {"": _PCIE[""]}
+        pcie = tables.get(kind, tables.get(kinds_of(kind)[-1], tables[""]))
         *_, kind = kinds_of(kind)
         links = _LINKS.get(kind, _LINKS["hopper"])
         linked = links.get(engine, links[""])

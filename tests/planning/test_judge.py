@@ -136,7 +136,8 @@ def test_other_seeds_may_miss_the_target_that_is_closest(
     [
         (99, None, 1.0, 3_000), (95, None, 1.0, 1_000), (None, None, 1.0, 1_000),  # 30 beyond, and at least 1,000
         (99, 8, 1.0, 3_000),  # for clients too
-        (None, None, 150.1, 1_501), (99, None, 400.0, 4_000),  # ten times those that run at once
+        (99, None, 400.0, 4_000),  # ten times those that run at once
+        (None, None, 400.1, 1_601),  # four times for means
         (None, None, 1e6, 50_000),
     ],
 )  # fmt: skip

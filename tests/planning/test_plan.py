@@ -80,12 +80,13 @@ def test_no_smaller_layout_of_one_tensor_size_serves(name: str, tpot: float | No
         assert limit is None or row[f"{metric}_judged_seconds"] <= limit
     for tp in (1, 2, 4, 8):
         for replicas in range(1, (row["num_devices"] - 1) // tp + 1):
-            answer = replica(name, "h100", tp, -(-users // replicas), lengths)
+            answer = replica(name, "h100", tp, -(-users // replicas), lengths, simulated=True)
             if not holds(name, "h100", tp, -(-users // replicas), lengths):
                 continue
             serving = answer["throughput"]["serving"]
-            quick = (tpot is None or serving["tpot_high_seconds"] <= tpot) and (
-                ttft is None or serving["ttft_high_seconds"] <= ttft
+            # A router at random sends some replicas more clients than others.
+            quick = (tpot is None or serving["tpot_high_seconds"] <= 0.95 * tpot) and (
+                ttft is None or serving["ttft_high_seconds"] <= 0.95 * ttft
             )
             assert not quick, (tp, replicas, row)
 
