@@ -8,6 +8,9 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
+from kvcalc.planning.answers.short_form import places_of
+from kvcalc.question.question import Question
+from kvcalc.server.case import make_case
 
 MODEL, DEVICE = "llama-3.1-8b", "h100"
 Load = tuple[int, int, int]
@@ -87,3 +90,9 @@ def test_more_clients_than_places_share_the_rate_of_the_places() -> None:
     # Little's law: the others wait.
     stay = [found["ttft_seconds"] + 1000 * found["tpot_seconds"] for found in (few, many)]
     assert stay[1] == pytest.approx(2 * stay[0], rel=1e-3)
+
+
+def test_a_batch_without_a_load_holds_its_places() -> None:
+    """The fit asks so for decode steps."""
+    question = Question(kvcalc.load_model(MODEL), engine="vllm", devices=kvcalc.find_devices(DEVICE), batch_size=8)
+    assert places_of(make_case(question), 1024) == 8
