@@ -28,7 +28,6 @@ from kvcalc.throughput.costs import (
     together,
 )
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.scheduling import StepRules
 from kvcalc.throughput.serving import burst_wait, first_host_wait, full_step_seconds, host_wait, requests_per_client
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     prompt_scores = np.array([_prompt_flops(row) / _attention(row) for row in rows])
     share = np.array([_replaced(row) / row.output_tokens if row.output_tokens else 0.0 for row in rows])
     own = np.array([_prompts_of_step(row) for row in rows])
-    is_separate = np.array([not _rules(row).mixes and row.model.layout.attention_copies == 1 for row in rows])
+    is_separate = np.array([not row.rules.mixes and row.model.layout.attention_copies == 1 for row in rows])
     mixed = np.where(is_separate, 0.0, 1.0)
     prompts = PromptWork(own, own * prompt, own * prompt_scores, own * prompt)
     # Each stage computes another part of the prompts at the same time.
@@ -119,13 +118,9 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     return ask
 
 
-def _rules(row: Row) -> StepRules:
-    return row.rules or StepRules()
-
-
 def _most(row: Row) -> float:
-    """The prompts of a row that a step of all DP ranks has room for."""
-    return _rules(row).prompts_of_step(row.input_tokens - row.cached_tokens) * row.model.layout.attention_copies
+    """How many of a row's prompts fit into one step of all DP ranks."""
+    return row.rules.prompts_of_step(row.input_tokens - row.cached_tokens) * row.model.layout.attention_copies
 
 
 def _prompts_of_step(row: Row) -> float:
@@ -174,7 +169,7 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, ...]:
     seconds of a step with the prompt alone, and those of the host that pass while other prompts are computed.
     """
     step = model.decode(row.decoding, row.context_tokens).seconds
-    ranks, rules = model.layout.attention_copies, _rules(row)
+    ranks, rules = model.layout.attention_copies, row.rules
     alone = model.prefill(row.input_tokens, 1, row.cached_tokens).seconds
     full = full_step_seconds(model, row.input_tokens, row.cached_tokens, rules)
     cold, first = float(row.requests == FIRST), (row.requests == ALL) / requests_per_client(row.concurrency)
@@ -187,9 +182,14 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, ...]:
 
 def stacked_constants(each: Sequence[Constants]) -> dict[str, Any]:
     """The constants of each row as arrays."""
+    return stacked_values([constants._asdict() for constants in each])
+
+
+def stacked_values(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The values of each row, by name, as arrays. A value may be a mapping of values."""
     stacked: dict[str, Any] = {}
-    for name in Constants._fields:
-        values = [getattr(constants, name) for constants in each]
+    for name in each[0]:
+        values = [row[name] for row in each]
         if isinstance(values[0], Mapping):
             stacked[name] = {kind: np.array([value[kind] for value in values]) for kind in values[0]}
         else:

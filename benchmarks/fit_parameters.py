@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from fit_arrays import Values
+from fit_arrays import Values, stacked_values
 
 from kvcalc.releases import parse_release
 from kvcalc.throughput.constants import HALVED
@@ -276,12 +276,7 @@ class Model:
         kinds = {(row.engine, row.constants_kind) for row in rows}
         likely = {(e, kind): {**self.likely(), **self.fixed(e, kind)} for e, kind in kinds}
         each = [likely[row.engine, row.constants_kind] for row in rows]
-        given: dict[str, Any] = {}
-        for name, first in each[0].items():
-            if isinstance(first, dict):
-                given[name] = {of: np.array([one[name][of] for one in each]) for of in first}
-            else:
-                given[name] = np.array([one[name] for one in each])
+        given = stacked_values(each)
 
         def arrays(theta: Values) -> dict[str, Any]:
             sums: dict[tuple[str, str], Any] = {}

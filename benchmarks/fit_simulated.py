@@ -1,8 +1,8 @@
-"""The times of measured runs, simulated. What the short form of the fit lacks follows from them.
+"""Simulate the measured runs, and correct the short form of the fit by the result.
 
-The fit needs the times of thousands of rows for many constants, and the simulation of all takes minutes. So it uses
-arrays of the short form (`fit_arrays`), corrected for each row by what the simulation says with the constants of the
-round before: the ratio of both times per output token, and the difference of both times to first token.
+The fit asks for the times of thousands of rows again and again, and simulating them all takes a minute. So it uses
+arrays of the short form (`fit_arrays`). Each row is corrected by its simulation with the constants of the round before:
+by the ratio of the two times per output token, and by the difference of the two times to first token.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from throughput_data import ALL, FIRST, Row
 
 from kvcalc.errors import KvcalcError
 from kvcalc.question.lengths import lengths_of
-from kvcalc.server.layout import server_context
-from kvcalc.simulation.loads.load import MEANS, Load, requests_of
-from kvcalc.simulation.play import play
+from kvcalc.simulation.loads.load import MEANS, Load
 from kvcalc.simulation.results import mean_of, percentile, times_of
+from kvcalc.simulation.served import outcome_of
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
 
@@ -31,7 +30,10 @@ Simulated = tuple[float, float]
 
 
 class Corrections(NamedTuple):
-    """What the short form of every row lacks: `ratios` of its time per output token, `seconds` to its first token."""
+    """How to correct the short form of each row.
+
+    Its time per output token is multiplied by `ratios`, and `seconds` are added to its time to first token.
+    """
 
     ratios: Values
     seconds: Values
@@ -43,10 +45,9 @@ class Corrections(NamedTuple):
 
 
 def simulated(row: Row, constants: Constants) -> Simulated | None:
-    """The times of a row that serves requests. None if it serves none, or if kvcalc does not simulate it."""
+    """Simulate the load of a row. None for a row without a load, and for one that kvcalc cannot simulate."""
     if not row.output_tokens:
         return None
-    case = row.case
     prompt, answer = (lengths_of(tokens, "tokens") for tokens in (row.input_tokens, row.output_tokens))
     clients = None if row.rate else int(row.concurrency)
     load = Load(
@@ -54,10 +55,8 @@ def simulated(row: Row, constants: Constants) -> Simulated | None:
         num_requests=max(20, 10 * clients) if clients and row.requests != ALL else None, settling=MEANS, is_brief=True,
     )  # fmt: skip
     model = SpeedModel(row.model.counts, row.model.gpu, constants)
-    started = case.at(server_context(case.question, case.workload.context_tokens), 1)
     try:
-        requests = requests_of(load, case.question.speed_asked.prefix_hit_rate, [])
-        _, outcome = play(started, model, requests, load, 1, 1.0, [], assumes=True)
+        outcome = outcome_of(row.case, model, load, [])
     except KvcalcError:
         return None
     tpot, first = mean_of("tpot", outcome), mean_of("ttft", outcome)
@@ -67,7 +66,7 @@ def simulated(row: Row, constants: Constants) -> Simulated | None:
 
 
 def corrections(rows: Sequence[Row], each: Sequence[Constants]) -> Corrections:
-    """Those of all rows with the constants of each. 1 and 0 for rows that are not simulated."""
+    """The corrections of all rows with the constants of each: 1 and 0 for rows that are not simulated."""
     # Workers are copies of this process, so that they have the rows without being sent them.
     global _ROWS
     _ROWS = rows

@@ -58,22 +58,22 @@ def weights_of(rows: Sequence[Row], is_used: Callable[[Row], bool]) -> Values:
 class Fitted:
     """The fitted constants, by engine, kind of device and release.
 
-    The short form of a row, corrected by `found`, is what the measured times are compared with (`fit_simulated`).
+    The short form of a row, corrected by `correction`, is what the measured times are compared with (`fit_simulated`).
     """
 
-    def __init__(self, rows: Sequence[Row], found: Corrections, start: Fitted | None = None) -> None:
-        self.found = found
+    def __init__(self, rows: Sequence[Row], correction: Corrections, start: Fitted | None = None) -> None:
+        self.correction = correction
         self.models: dict[str, Model] = {}
         self.theta: dict[str, Values] = {}
         self.sizes: dict[str, int] = {}
         self._known: dict[tuple[str, ...], Constants] = {}
         for model in (SERVERS, LAPTOPS):
             own = [i for i, row in enumerate(rows) if row.engine in model.engines]
-            self._fit(model, "", [rows[i] for i in own], found.of(own), start)
+            self._fit(model, "", [rows[i] for i in own], correction.of(own), start)
             own = [i for i in own if rows[i].ttft_seconds]
-            self._fit(model.first_token, "ttft", [rows[i] for i in own], found.of(own), start)
+            self._fit(model.first_token, "ttft", [rows[i] for i in own], correction.of(own), start)
 
-    def _fit(self, model: Model, which: str, own: list[Row], found: Corrections, start: Fitted | None) -> None:
+    def _fit(self, model: Model, which: str, own: list[Row], correction: Corrections, start: Fitted | None) -> None:
         if not own:
             return
         key = model.name + which
@@ -83,12 +83,12 @@ class Fitted:
             self.theta[key], self.models[key] = before, model  # none of its rows are left out
             return
         if which:
-            ask = first_of(own, [self.constants_of(row) for row in own], found)
+            ask = first_of(own, [self.constants_of(row) for row in own], correction)
             measured = [row.ttft_seconds or 1.0 for row in own]
             weights = weights_of(own, lambda row: row.running >= row.concurrency and not row.waits_oddly)
             weights = weights * np.array([1.0 if row.requests == ALL else _NOT_MEAN for row in own])
         else:
-            ask, measured = tpot_of(own, found), [row.seconds for row in own]
+            ask, measured = tpot_of(own, correction), [row.seconds for row in own]
             weights = weights_of(own, lambda row: row.requests != FIRST)
         self.theta[key] = fit(model, own, ask, np.log(measured), weights, before)
         self.models[key] = model
@@ -108,31 +108,31 @@ class Fitted:
             self._known[key] = Constants(**self.values(row.engine, labels))
         return self._known[key]
 
-    def predict(self, rows: Sequence[Row], found: Corrections | None = None) -> Predicted:
+    def predict(self, rows: Sequence[Row], correction: Corrections | None = None) -> Predicted:
         """The seconds that kvcalc predicts for the rows, and those to the first token if they are measured.
 
-        The corrections `found` are those of other rows than it was fitted to.
+        `correction` is that of the rows, if it was fitted to others.
         """
-        found = found or self.found
+        correction = correction or self.correction
         each = [self.constants_of(row) for row in rows]
-        seconds = tpot_of(rows, found)(stacked_constants(each))
+        seconds = tpot_of(rows, correction)(stacked_constants(each))
         served = [i for i, row in enumerate(rows) if row.ttft_seconds]
         own = [each[i] for i in served]
-        first = first_of([rows[i] for i in served], own, found.of(served))(stacked_constants(own)) if own else []
+        first = first_of([rows[i] for i in served], own, correction.of(served))(stacked_constants(own)) if own else []
         known = dict(zip(served, map(float, first)))
         return [(float(s), known.get(i)) for i, s in enumerate(seconds)]
 
 
-def tpot_of(rows: Sequence[Row], found: Corrections) -> Ask:
+def tpot_of(rows: Sequence[Row], correction: Corrections) -> Ask:
     """The corrected time per output token, or decode step, of every row."""
     short = seconds_of(rows)
-    return lambda constants: found.ratios * short(constants)
+    return lambda constants: correction.ratios * short(constants)
 
 
-def first_of(rows: Sequence[Row], step: Sequence[Constants], found: Corrections) -> Ask:
+def first_of(rows: Sequence[Row], step: Sequence[Constants], correction: Corrections) -> Ask:
     """The corrected time to first token of every row, with the step's constants as they are in `step`."""
     short = ttft_seconds_of(rows, step)
-    return lambda constants: np.maximum(short(constants) + found.seconds, _LEAST_OF_SHORT * short(constants))
+    return lambda constants: np.maximum(short(constants) + correction.seconds, _LEAST_OF_SHORT * short(constants))
 
 
 def model_of(engine: str) -> Model:
@@ -149,7 +149,7 @@ def fitted_to(rows: Sequence[Row]) -> Fitted:
     for _ in range(_ROUNDS):
         fitted = Fitted(rows, corrections(rows, each))
         each = [fitted.constants_of(row) for row in rows]
-    fitted.found = corrections(rows, each)
+    fitted.correction = corrections(rows, each)
     return fitted
 
 
@@ -162,8 +162,8 @@ def left_out(rows: Sequence[Row], key: Callable[[Row], str], start: Fitted) -> P
     for value in sorted({key(row) for row in rows}):
         kept = [i for i, row in enumerate(rows) if key(row) != value]
         out = [i for i, row in enumerate(rows) if key(row) == value]
-        fitted = Fitted([rows[i] for i in kept], start.found.of(kept), start)
-        for i, seconds in zip(out, fitted.predict([rows[i] for i in out], start.found.of(out))):
+        fitted = Fitted([rows[i] for i in kept], start.correction.of(kept), start)
+        for i, seconds in zip(out, fitted.predict([rows[i] for i in out], start.correction.of(out))):
             predicted[i] = seconds
         print(f"  without {value}", flush=True)
     return predicted

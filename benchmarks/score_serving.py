@@ -200,7 +200,7 @@ def main() -> None:
         for family, own in by_family.items():
             places = [i for i, row in enumerate(rows) if row.family != family]
             kept = [rows[i] for i in places]
-            tasks += in_parts(document(Fitted(kept, whole.found.of(places), whole), kept), own)
+            tasks += in_parts(document(Fitted(kept, whole.correction.of(places), whole), kept), own)
         answers["left out"] = simulate_all(tasks)
     groups: dict[str, Groups] = {name: defaultdict(list) for name in ("in sample", "left out")}
     for how, found in answers.items():

@@ -90,7 +90,7 @@ class Row(NamedTuple):
     ttft_seconds: float | None
     suspect: str | None
     case: Case
-    rules: StepRules | None = None
+    rules: StepRules = StepRules()
     cached_tokens: float = 0.0
     rate: float = 0.0  # requests per second that arrive at random. 0: clients send the next one after each answer
     requests: str = ALL  # those of which the time to first token is known

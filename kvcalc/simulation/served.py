@@ -10,7 +10,7 @@ from kvcalc.server.case import Case
 from kvcalc.server.layout import server_context
 from kvcalc.simulation.loads.load import MEANS, Load, check_load, requests_of
 from kvcalc.simulation.play import play
-from kvcalc.simulation.results import Limits, describe_results, mean_of
+from kvcalc.simulation.results import Limits, Outcome, describe_results, mean_of
 from kvcalc.throughput.roofline import SpeedModel
 
 
@@ -44,14 +44,19 @@ def serve_load(case: Case, model: SpeedModel, notes: list[Note]) -> Served | Non
         return None
 
 
+def outcome_of(case: Case, model: SpeedModel, load: Load, notes: list[Note]) -> Outcome:
+    """What happens to a load on one replica of a case. Raises KvcalcError if it cannot be simulated."""
+    check_load(load)
+    requests = requests_of(load, case.question.speed_asked.prefix_hit_rate, notes)
+    started = case.at(server_context(case.question, case.workload.context_tokens), 1)
+    return play(started, model, requests, load, 1, 1.0, notes, assumes=True).outcome
+
+
 def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distribution, notes: list[Note]) -> Served:
     asked = case.question.speed_asked
     clients = asked.concurrency or max(1, case.workload.batch_size)
     load = Load(prompt, answer, concurrency=clients, is_benchmark=asked.benchmark, settling=MEANS, is_brief=True)
-    check_load(load)
-    requests = requests_of(load, asked.prefix_hit_rate, notes)
-    started = case.at(server_context(case.question, case.workload.context_tokens), 1)
-    _, outcome = play(started, model, requests, load, 1, 1.0, notes, assumes=True)
+    outcome = outcome_of(case, model, load, notes)
     results = describe_results(outcome, Limits(), load)
     ttft, tpot = (mean_of(metric, outcome) for metric in ("ttft", "tpot"))
     tokens = results["tokens_per_second"]

@@ -1,8 +1,7 @@
-"""The short form of a load: how fast about a replica serves, without a simulation.
+"""The short form of a load: about how fast a replica serves, without a simulation.
 
-It orders the candidates of a search and is what constants are fitted through. What is printed is simulated
-(`kvcalc.simulation.served`), which is within a few percent of it for the tokens per second, and less close for the
-time to first token.
+Searches order their candidates by it, and constants are fitted through it. What is printed is simulated
+(`kvcalc.simulation.served`). Both are a few percent apart in tokens per second, and further in time to first token.
 
 There are always N requests of equal lengths; when one ends, the next arrives. By Little's law, of these
 
@@ -13,10 +12,11 @@ steps or stop them:
 
     TPOT = step(n) / tokens per step + replaced / output tokens x work of a prompt
 
-A request waits for the host, for the step that runs, for its own prompt, and for the prompts before it: those of a
-queue with constant times (M/D/1) at the load u = requests/s x the time that a prompt takes of full steps:
+A request waits for the host, for the step that runs, for its own prompt, and for the prompts before it. As many answers
+end with a long step as with a short one, so the load u of this queue is the prompts that come in a step, divided by
+the K that it has room for. With K = 1, it is that of constant times (M/D/1):
 
-    TTFT = host + step / 2 + prompt + u x prompt / 2 (1 - u)
+    TTFT = host + step / 2 + prompt + queue,   queue = u^(sqrt(2 (K + 1)) - 1) / 2 (1 - u) x full step / K
 
 If memory or a limit has places for R < N requests, R of them end in every (prompt + decode), and by Little's law the
 others' time is spent before their first token.
@@ -98,23 +98,23 @@ def full_step_seconds(model: SpeedModel, input_tokens: float, cached_tokens: flo
 
 def serve(
     model: SpeedModel, input_tokens: int, output_tokens: int, clients: int, places: float, cached_tokens: float = 0.0,
-    rules: StepRules | None = None, *, is_benchmark: bool = False,
+    rules: StepRules = StepRules(), *, is_benchmark: bool = False,
 ) -> Serving:  # fmt: skip
     """The short form of `clients` requests, of which at most `places` hold their cache at the same time.
 
-    `cached_tokens` of each prompt are found in the prefix cache: they take memory, but are not computed. `rules` are
-    None if the engine has none. With `is_benchmark`, the first requests of all clients, which come together, count.
+    `cached_tokens` of each prompt are found in the prefix cache: they take memory, but are not computed. With
+    `is_benchmark`, the first requests of all clients, which come together, count.
     """
-    rules, c, ranks = rules or StepRules(), model.constants, model.layout.attention_copies
+    c, ranks = model.constants, model.layout.attention_copies
     most = rules.prompts_of_step(input_tokens - cached_tokens)
     parts = max(1, ceil(1 / most))
     lone = parts * model.alone([Part(cached_tokens, input_tokens, model.share_of_prompts(1), 1 / parts)]).seconds
-    full = full_step_seconds(model, input_tokens, cached_tokens, rules)
+    launch_wait = model.launch_wait(lone)
     running, is_full, others = min(clients, places), clients > places, (clients - 1) / clients
     # A DP rank with prompts of its own does not decode in steps in which the others do.
     mixes, first = rules.mixes or ranks > 1, 0.0
     if is_benchmark:
-        together = running / ranks
+        together, full = running / ranks, full_step_seconds(model, input_tokens, cached_tokens, rules)
         first = c.first_seconds + first_host_wait(c, input_tokens, max(0.0, together - 1), full * rules.reads_beside)
         first = (first + burst_wait(full, max(most, 1.0), together)) / requests_per_client(clients)
 
@@ -130,14 +130,14 @@ def serve(
         if mixes and not rules.mixes:
             added += parts * step / ranks
         mean_step = step + others * coming * added
-        lag = host_wait(c, step, input_tokens) + model.launch_wait(lone)
+        lag = host_wait(c, step, input_tokens) + launch_wait
         if clients == 1:
             return step, mean_step / model.tokens_per_step, lag + lone + first
-        own = parts * step + added if mixes else added * max(1.0, number)
-        # As many answers end with a long step as with a short one, so the load is that of steps and not of seconds.
+        computing = parts * step + added if mixes else added * max(1.0, number)
         load = min(others * coming / (most * ranks), _FULL) if rules.mixes else 0.0
         queue = load ** (sqrt(2 * (max(1.0, most) + 1)) - 1) / (2 * (1 - load)) * (step / most + added)
-        return step, mean_step / model.tokens_per_step, lag + (0.5 + rules.overlaps) * mean_step + own + queue + first
+        waits = lag + (0.5 + rules.overlaps) * mean_step + computing + queue
+        return step, mean_step / model.tokens_per_step, waits + first
 
     low, high = 0.0, float(running)
     for _ in range(_HALVINGS):

@@ -28,7 +28,8 @@ class KnownJudge:
     ) -> None:  # fmt: skip
         self.needed, self.alone_misses, self.simulated = needed, alone_misses, list[tuple[int, ...]]()
         self.endless = endless  # so many instances have an endless queue in the short form
-        self.simulation, self.decides = Fake(trace="a trace" if has_trace else None), True
+        self.simulation = Fake(trace="a trace" if has_trace else None)
+        self.targets = Fake(limits=("a limit",))
 
     def alone(self, guess: Any) -> Any:
         judged = Fake(worst=9.0, worst_metric="ttft", is_stuck=False)

@@ -33,11 +33,11 @@ def short_form_of(case: Case, model: SpeedModel, notes: list[Note]) -> Served | 
     )  # fmt: skip
 
 
-def step_rules(case: Case, most: int) -> StepRules | None:
-    """How the engine puts prompts into steps. None if its scheduler is not known. `most` is `most_at_once`."""
+def step_rules(case: Case, most: int) -> StepRules:
+    """How the engine puts prompts into steps; the usual way if its scheduler is not known. `most` is `most_at_once`."""
     schedule = case.engine.schedule()
     if schedule is None:
-        return None
+        return StepRules()
     return schedule.steps(max(1, most // case.layout.data_parallel_size), case.workload.context_tokens)
 
 

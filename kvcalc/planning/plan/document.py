@@ -20,9 +20,8 @@ from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.planned import PlannedLoad
 from kvcalc.planning.plan.replicas import TIMES, OnePool
-from kvcalc.planning.plan.targets import METRICS, Targets, check_percentiles
+from kvcalc.planning.plan.targets import METRICS, MOST_BUSY, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import (
-    MOST_BUSY,
     Platform,
     Traffic,
     Trouble,

@@ -108,8 +108,7 @@ def find_simulated(
 
 def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None) -> OnePool | Trouble:
     """The fewest replicas whose simulation meets the targets. At most `num_simulated` layouts are simulated."""
-    if traffic.targets.limits_waiting or traffic.targets.deadline_seconds is not None:
-        traffic = traffic._replace(most_busy=1.0)  # the limit says how long the queue may be
+    traffic = traffic._replace(most_busy=traffic.targets.most_busy)
     most = num_simulated or DEFAULT_FINALISTS
     return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
 
@@ -145,7 +144,7 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
     """
     most = layout.most_replicas(layout.kind.max_devices if best is None else best.layout.num_devices)
     # A run in which fewer keep up may be too short for a queue that grows slowly. A trace ends.
-    least = 1 if judge.simulation.trace and judge.decides else layout.least_replicas
+    least = 1 if judge.simulation.trace and judge.targets.limits else layout.least_replicas
     if not most or (best is not None and most < least):
         return None
 
@@ -196,10 +195,10 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         return f"{second}: {second.missed}"
     if not larger:
         return None
-    one = larger[0]
-    if isinstance(one, OnePool):
-        one = one._replace(replicas=one.least_replicas)
-    return f"{one}: {why}" if (why := one.why_more(best.layout)) else None
+    second_layout = larger[0]
+    if isinstance(second_layout, OnePool):
+        second_layout = second_layout._replace(replicas=second_layout.least_replicas)
+    return f"{second_layout}: {why}" if (why := second_layout.why_more(best.layout)) else None
 
 
 # The pairs of layouts of one row that are simulated. The short form knows their order well.
@@ -230,15 +229,15 @@ def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, ke
     are too few devices for the busiest minute of a trace, a lower rate says where to begin.
     """
     free = judge.targets.without_limits()
-    found = limited = find_splits(known, joined, judge.targets, keep)
-    if isinstance(found, Trouble):
+    within = found = find_splits(known, joined, judge.targets, keep)
+    if isinstance(within, Trouble):
         found = find_splits(known, joined, free, keep)
     rate, halvings = free.requests_per_second, 0
     while isinstance(found, Trouble) and judge.simulation.trace is not None and rate and halvings < _HALVINGS:
         rate, halvings = rate / 2, halvings + 1
         found = find_splits(known, joined, free._replace(requests_per_second=rate), keep)
     if isinstance(found, Trouble):
-        return limited if isinstance(limited, Trouble) else found
+        return within
     return [
         split._replace(
             prefill=_like(split.prefill, known.prefills(split.kinds.prefill)[0]),

@@ -163,11 +163,6 @@ class Judge:
         self._found: dict[tuple[Hashable, tuple[int, ...] | None], Finalist] = {}
         self._num_requests = 0  # of all runs alike
 
-    @property
-    def decides(self) -> bool:
-        """Whether the simulation chooses the layouts: for percentiles, and for every limit with a trace."""
-        return self.targets.highest_percentile is not None or bool(self.simulation.trace and self.targets.limits)
-
     def at(self, layout: Layout, numbers: tuple[int, ...]) -> Finalist | None:
         """The layout with these numbers. None if the short form has an endless queue there."""
         key = layout.key, numbers

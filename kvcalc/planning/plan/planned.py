@@ -103,8 +103,9 @@ class PlannedLoad(NamedTuple):
         )  # fmt: skip
         prefill = found["prefill"]
         stages = {
-            f"{stage}_seconds": prefill[f"mean_{stage}_seconds"]  # type: ignore[literal-required]
-            for stage in ("queue", "prefill", "transfer")
+            "queue_seconds": prefill["mean_queue_seconds"],
+            "prefill_seconds": prefill["mean_prefill_seconds"],
+            "transfer_seconds": prefill["mean_transfer_seconds"],
         }
         return simulated_of(found, is_open)._replace(stages=stages)
 

@@ -161,7 +161,7 @@ class OnePool(NamedTuple):
 
     @property
     def job_clients(self) -> int:
-        """The requests of a job that each replica has at once.
+        """How many requests of a job each replica holds at once.
 
         These are more than it runs at once, unless the job has fewer.
         """

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 90, 95, 99)
 METRICS = ("ttft", "tpot", "e2e")
 
+MOST_BUSY = 0.9
+"""Requests at random come in groups. For replicas that are busier than this, the means of the short form hide that a
+queue grows without bound, so only a simulation may choose them."""
+
 
 class Limit(NamedTuple):
     """The longest allowed time of a metric (`ttft`, `tpot` or `e2e`), for its mean if `percentile` is None."""
@@ -72,6 +76,11 @@ class Targets(NamedTuple):
         """Whether a limit is on a time that includes the time in the queue."""
         return self.max_ttft_seconds is not None or self.max_e2e_seconds is not None
 
+    @property
+    def most_busy(self) -> float:
+        """How busy a layout may be. A limit on the wait, or a deadline, itself says how long the queue may be."""
+        return 1.0 if self.limits_waiting or self.deadline_seconds is not None else MOST_BUSY
+
     def seconds_for(self, requests_per_second: float, stay_seconds: float) -> float:
         """How long a job takes at this rate: the last requests stay for `stay_seconds`."""
         return (self.num_requests or 0) / requests_per_second + stay_seconds
@@ -103,7 +112,7 @@ class Targets(NamedTuple):
 
 
 def of_job(targets: Targets, num_requests: int | None, deadline_seconds: float) -> Targets:
-    """The targets of a job that must end within the deadline.
+    """Targets for a job that has to finish by its deadline.
 
     Raises UsageError (exit 2) if another load or a limit on a time is given too.
     """

@@ -19,7 +19,7 @@ from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.answers.throughput import describe_serving
 from kvcalc.planning.plan.shapes import CONTEXT_PARALLEL, copies_asked
-from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.targets import MOST_BUSY, Targets
 from kvcalc.question.question import Question
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
@@ -39,11 +39,6 @@ if TYPE_CHECKING:
 MOST_RUNNING = 1024
 """The most running requests worth trying: vLLM's default maximum on a large device (get_batch_defaults, arg_utils.py
 of 0.33.0). Numbers in between lie between the points of their neighbours."""
-
-
-MOST_BUSY = 0.9
-"""Requests at random come in groups. For replicas that are busier than this, the means of the short form hide that a
-queue grows without bound, so only a simulation may choose them."""
 
 
 class Platform(NamedTuple):

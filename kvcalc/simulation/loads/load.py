@@ -40,8 +40,8 @@ class Requests(NamedTuple):
     """The requests of a load, in the order of their arrival. There is no end of them if `number` is None.
 
     `longest_tokens` are those of the longest request, `longest_prompt` and `shortest_prompt` of prompts, and
-    `block_tokens` those of a block that a trace names. `varies_around` is the mean number of tokens of a request if
-    only the mean was given, and None otherwise.
+    `block_tokens` those of a block that a trace names. If only the mean length of requests was given, `varies_around`
+    is that mean in tokens, else None.
     """
 
     requests: Iterator[Request]

@@ -10,7 +10,7 @@ from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
-from kvcalc.planning.plan.traffic import MOST_BUSY, Traffic
+from kvcalc.planning.plan.traffic import Traffic
 from kvcalc.question.question import Question
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
@@ -97,8 +97,7 @@ class TwoPools(NamedTuple):
         prefills, decodes = numbers
         load = Load(targets.requests_per_second, targets.concurrency)
         judged = judged_load(load, self.prefill, self.decode).requests_per_second or 0.0
-        most_busy = 1.0 if targets.limits_waiting else MOST_BUSY
-        if not is_trace and judged > most_busy * min(self.pair.capacities(prefills, decodes)):
+        if not is_trace and judged > targets.most_busy * min(self.pair.capacities(prefills, decodes)):
             return None
         times = self.pair.times(prefills, decodes, load)
         if times is None and is_trace:
@@ -126,36 +125,36 @@ class TwoPools(NamedTuple):
         """The pools with the times and the rates of their load, simulated with steps as long as they are estimated."""
         return self._replace(simulated=self.run(simulation, targets, None, 1.0, is_alone=False)[1])
 
+    def seconds(self, metric: str) -> float:
+        """The mean TTFT or TPOT: simulated, or by the short form."""
+        mean = None if self.simulated is None else self.simulated.times[metric]["mean"]
+        return mean or float(getattr(self.match.times, f"{metric}_seconds"))
+
     def printed(self) -> dict[str, float | None]:
         """The times and the rates of its row. The ranges are as wide as those of the short form."""
-        times, printed = self.match.times, dict[str, float | None]()
-        seconds = {"ttft": times.ttft_seconds, "tpot": times.tpot_seconds}
-        requests, tokens = times.requests_per_second, times.requests_per_second * self.decode.rates.output_tokens
-        if self.simulated is not None:
-            simulated = self.simulated.times
-            seconds = {metric: simulated[metric]["mean"] or short for metric, short in seconds.items()}
-            requests, tokens = self.simulated.requests_per_second, self.simulated.tokens_per_second
+        printed = dict[str, float | None]()
         for metric, (low, high, judged) in self.ranges().items():
-            longer = seconds[metric] / getattr(times, f"{metric}_seconds")
+            seconds = self.seconds(metric)
+            longer = seconds / getattr(self.match.times, f"{metric}_seconds")
             ends = known_range(low * longer, high * longer)
-            printed |= {f"{metric}_seconds": seconds[metric], f"{metric}_judged_seconds": judged * longer}
+            printed |= {f"{metric}_seconds": seconds, f"{metric}_judged_seconds": judged * longer}
             printed |= {f"{metric}_low_seconds": ends[0], f"{metric}_high_seconds": ends[1]}
         shortest, longest = printed["tpot_low_seconds"], printed["tpot_high_seconds"]
+        tokens, tpot = self.tokens_per_second, self.seconds("tpot")
+        rates = self.simulated or self.match.times
         return printed | {
-            "requests_per_second": requests,
+            "requests_per_second": rates.requests_per_second,
             "tokens_per_second": tokens,
-            "tokens_per_second_low": longest and tokens * seconds["tpot"] / longest,
-            "tokens_per_second_high": shortest and tokens * seconds["tpot"] / shortest,
+            "tokens_per_second_low": longest and tokens * tpot / longest,
+            "tokens_per_second_high": shortest and tokens * tpot / shortest,
         }
 
     def ttft_parts(self) -> dict[str, float]:
         """The parts of the time to first token. The last one is what the others leave of the whole."""
-        times = self.match.times
-        parts = {name: getattr(times, name) for name in _STAGES}
+        parts = {name: getattr(self.match.times, name) for name in _STAGES}
         if self.simulated is not None:
             parts |= self.simulated.stages
-        left = (self.printed()["ttft_seconds"] or 0.0) - sum(parts.values())
-        return {**parts, "first_step_seconds": max(0.0, left)}
+        return {**parts, "first_step_seconds": max(0.0, self.seconds("ttft") - sum(parts.values()))}
 
     def devices_of(self, numbers: tuple[int, int]) -> tuple[int, int]:
         """The devices of each pool with other numbers of instances."""
