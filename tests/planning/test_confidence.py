@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.answers import throughput
+from kvcalc.planning.answers import short_form, throughput
 from kvcalc.planning.plan.disaggregated import instances
+from kvcalc.throughput.serving import serve
 from kvcalc.throughput.speed import judged_factor, range_factors
 from tests.conftest import at_night
 
@@ -92,6 +93,19 @@ def test_a_wider_range_never_makes_the_sustained_rate_larger(limits: dict[str, A
         width(power)
         rates.append(sustained(**limits))
     assert rates[0] > rates[1] > rates[2]
+
+
+def test_the_sustained_rate_is_that_of_the_simulation_if_the_short_form_says_too_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rate = sustained(max_tpot_seconds=0.03)
+
+    def slow(*args: Any, **more: Any) -> Any:
+        short = serve(*args, **more)
+        return short._replace(requests_per_second=short.requests_per_second / 8)
+
+    monkeypatch.setattr(short_form, "serve", slow)
+    assert sustained(max_tpot_seconds=0.03) == pytest.approx(rate, rel=0.05)
 
 
 def test_check_sustains_about_what_a_plan_gives_one_replica() -> None:
