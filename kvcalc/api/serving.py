@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @takes(
     either=(
-        *(("trace", name) for name in ("concurrency", "requests_per_second", "burstiness", "deadline_seconds")),
+        *(
+            ("trace", name)
+            for name in ("concurrency", "requests_per_second", "burstiness", "deadline_seconds", "users", "sessions")
+        ),
         ("engine", "engines"),
     ),
     fields={"speed": "calibration", "reuse": "prefix_tokens turns"},
@@ -45,6 +48,9 @@ def plan(
     output_tokens: int | str | None = None,
     concurrency: int | None = None,
     requests_per_second: float | None = None,
+    users: int | None = None,
+    think_seconds: float | None = None,
+    sessions: str | None = None,
     deadline_seconds: float | None = None,
     trace: str | None = None,
     trace_format: str | None = None,
@@ -88,9 +94,10 @@ def plan(
 ) -> Plan:
     """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
 
-    Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with either `concurrency` or
-    `requests_per_second`, or a job of `requests` that must end within `deadline_seconds`. Or give `trace`, the path of
-    a file with the times and lengths of its requests. With a `confidence` of 80, times are judged at the upper end of
+    Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with `concurrency`,
+    `requests_per_second` or `users` with `think_seconds`, or a job of `requests` that must end within
+    `deadline_seconds`. Or give `trace`, the path of a file with the times and lengths of its requests. `sessions` are
+    as in `simulate`. With a `confidence` of 80, times are judged at the upper end of
     their range, with 50 at the estimate. A time limits the mean, or the percentile that is given for it: 50, 90, 95 or
     99. The load is simulated, with `burstiness`, `requests`, `seed` and `router` as in `simulate`. The load is larger
     by the share `headroom`, and each layout has `spare_replicas` more than it needs. `simulate` is the number of
@@ -107,14 +114,13 @@ def plan(
     from kvcalc.planning.plan.planned import PlannedLoad, planned_trace
     from kvcalc.planning.plan.targets import Targets, check_percentiles, of_job
     from kvcalc.question.request_lengths import drawn_lengths, one_length
+    from kvcalc.question.sessions import parse_sessions
     from kvcalc.throughput.hardware import find_gpu
 
-    loads = (concurrency, requests_per_second, deadline_seconds)
-    if trace is None and sum(load is not None for load in loads) != 1:
-        raise UsageError("plan needs one of concurrency, requests_per_second, and requests with deadline_seconds")
     targets = Targets(
         concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, max_e2e_seconds,
-        ttft_percentile, tpot_percentile, e2e_percentile,
+        ttft_percentile, tpot_percentile, e2e_percentile, users=users, think_time=think_seconds,
+        sessions=None if sessions is None else parse_sessions(sessions, "sessions"),
     )  # fmt: skip
     check_percentiles(targets)
     if deadline_seconds is not None:

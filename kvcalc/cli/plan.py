@@ -65,7 +65,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         lengths, pairs = simulation.lengths, None
     else:
         (lengths, pairs), targets = _lengths_of(given), _targets_of(given)
-        _check_load(given, targets)
+        _check_trace(given)
         simulation = _load_of(given, pairs, lengths)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
@@ -205,7 +205,8 @@ def _load_of(given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Leng
 
 # Options that say what the trace says.
 _SAID = (
-    "concurrency", "requests_per_second", "deadline", "input_tokens", "output_tokens", "lengths", "burstiness", "seed",
+    "concurrency", "requests_per_second", "users", "think_time", "sessions", "deadline", "input_tokens",
+    "output_tokens", "lengths", "burstiness", "seed",
 )  # fmt: skip
 
 
@@ -228,22 +229,23 @@ def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[Plann
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
     from kvcalc.planning.plan.targets import Targets, limits_in, of_job
 
-    targets = Targets(value_of(given, "concurrency"), value_of(given, "requests_per_second"), **limits_in(given))
+    targets = Targets(
+        value_of(given, "concurrency"),
+        value_of(given, "requests_per_second"),
+        users=value_of(given, "users"),
+        think_time=value_of(given, "think_seconds"),
+        sessions=value_of(given, "sessions"),
+        **limits_in(given),
+    )
     deadline = value_of(given, "deadline_seconds")
     return targets if deadline is None else of_job(targets, value_of(given, "requests"), deadline)
 
 
-def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:
-    """Raise UsageError (exit 2) for no load or two, or an option of --trace."""
+def _check_trace(given: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) for an option of --trace without one."""
     for name in ("trace_format", "scale_rate"):
         if given[name] != OF_FIELDS[name].default:
             raise UsageError(f"--{name.replace('_', '-')} needs --trace", "another rate: --requests-per-second")
-    if (targets.concurrency is None) == (targets.requests_per_second is None):
-        both = "are both given" if targets.concurrency is not None else ": one of them is needed"
-        raise UsageError(
-            f"--concurrency and --requests-per-second {both}".replace(" :", ":"),
-            "--concurrency 64, or --requests-per-second 20",
-        )
 
 
 def _gpus_of(given: Mapping[str, Any], names: Sequence[str]) -> "list[Union[Gpu, Devices]]":

@@ -34,6 +34,12 @@ class PlanTargets(TypedDict):
     concurrency: Count | None
     requests_per_second: Amount | None
     """that of a job with a deadline is the rate that it needs at least"""
+    users: Count | None
+    think_seconds: Amount | None
+    """how long a client thinks on average before the next request; null if requests arrive at a rate"""
+    session_turns: Count | None
+    session_growth_tokens: Count | None
+    """by how many tokens the context of a session grows each turn"""
     num_requests: Count | None
     """the requests of a job with a deadline"""
     deadline_seconds: Amount | None

@@ -36,7 +36,7 @@ class SpeedQuestion(NamedTuple):
     A length is the mean of lengths that vary by a third, or the text of a distribution such as `fixed:1000`
     (`kvcalc.question.lengths`). With `benchmark`, times are those that a benchmark's client counts from its first
     request on, else those of the steady state. `short_form` takes those of the short form, which searches and fits
-    ask again and again; nothing else may.
+    ask again and again; nothing else may. It takes the `repeated_share` of prompts as found in a prefix cache.
     `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
     `expert_parallel_size` is by default all devices of a stage if there are DP ranks, else 1. `confidence` is the
     percentage with which a time is to be at most the one that is judged (`throughput.speed.judged_factor`).
@@ -51,6 +51,7 @@ class SpeedQuestion(NamedTuple):
     confidence: int = DEFAULT_CONFIDENCE
     benchmark: bool = False
     short_form: bool = False
+    repeated_share: float = 0.0
 
     @property
     def prompt_tokens(self) -> int | None:

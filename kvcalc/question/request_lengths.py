@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.question.lengths import drawn, lengths_of, longest_of_mean
+from kvcalc.question.sessions import Sessions
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -45,6 +46,20 @@ class Lengths(NamedTuple):
             return self
         longest = min(self.longest_tokens, limit)
         return self._replace(longest_tokens=longest, longest_prompt=min(self.longest_prompt, longest))
+
+    def of_turns(self, sessions: Sessions) -> Lengths:
+        """The lengths of all turns of sessions whose first turns have these lengths."""
+        more = (sessions.turns - 1) * sessions.growth_tokens
+        mean = more // 2  # over all turns
+        return self._replace(
+            input_tokens=self.input_tokens + mean, longest_prompt=self.longest_prompt + more,
+            longest_tokens=self.longest_tokens + more, reached_tokens=self.reached_tokens + more,
+            held_tokens=self.held_tokens + mean,
+        )  # fmt: skip
+
+    def first_turn(self, sessions: Sessions) -> int:
+        """The tokens of the first prompt of sessions whose turns have these lengths (`of_turns`)."""
+        return self.input_tokens - (sessions.turns - 1) * sessions.growth_tokens // 2
 
     def describe(self) -> documents.PlanLengths:
         """The `lengths` part of a plan's document."""

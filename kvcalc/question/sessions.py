@@ -19,6 +19,11 @@ class Sessions(NamedTuple):
     growth_tokens: int
     think_seconds: float = 0.0
 
+    def repeated_share(self, first_tokens: float) -> float:
+        """The share of the prompts' tokens that the turns before had, if the first one has `first_tokens`."""
+        grown = (self.turns - 1) * self.growth_tokens
+        return 1 - (first_tokens + grown) / (self.turns * (first_tokens + grown / 2))
+
 
 def parse_sessions(text: str, option: str) -> Sessions:
     """The sessions in a text. UsageError (exit 2) for another text."""

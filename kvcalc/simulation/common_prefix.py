@@ -105,18 +105,20 @@ def name_sessions(question: Question, scheduler: Scheduler, longest_tokens: int,
     """The turns of sessions: each finds what the cache still has of the session so far, its answers included."""
     what = "what a turn repeats of its session is not found"
     prefixes = _prefixes_of(question, longest_tokens, what, notes)
-    size = _block_of(scheduler, longest_tokens)
+    block = scheduler.pool.block_tokens or 1
+    size = (longest_tokens // block + 1) * block  # no turn has all of it
     why = None if prefixes is None else scheduler.cannot_share(size)
     if why is not None:
         notes.append(Note("load", "not-shared", f"{what}: {why}"))
+    before = dict[int, int]()
 
     def name(request: Request) -> None:
         if prefixes is None or why is not None:
             request.names = ()
             return
         (session,) = request.names
-        first = session * _MOST_NAMES
-        request.names = tuple(range(first, first + prefixes.found(request.total_tokens) // size))
+        request.is_turn, request.findable_tokens = True, prefixes.found(before.get(session, 0))
+        before[session] = request.total_tokens
 
     return Named(name, None if prefixes is None or why is not None else size)
 

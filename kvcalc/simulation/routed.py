@@ -6,7 +6,7 @@ The router knows what it has sent and which answers have ended, as a client of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from random import Random
 
@@ -73,11 +73,12 @@ class PrefixAware(Router):
 
     def __init__(self, number: int, seed: int, block_tokens: int | None) -> None:
         super().__init__(number, seed, block_tokens)
-        self._sent: list[set[int]] = [set() for _ in range(number)]
+        # The number of the last request with each name.
+        self._sent: list[dict[int, int]] = [{} for _ in range(number)]
 
     def choose(self, request: Request) -> int:
         place = self._place(request)
-        self._sent[place].update(request.names)
+        self._sent[place].update(dict.fromkeys(request.names, request.number))
         return place
 
     def _place(self, request: Request) -> int:
@@ -85,13 +86,14 @@ class PrefixAware(Router):
         if (most - least > self._FARTHEST and most > self._TIMES * least) or not request.names:
             return self.shortest()
         found = [_begins_with(request.names, sent) for sent in self._sent]
-        best = max(range(len(found)), key=found.__getitem__)
+        # A session that went on at another replica is there.
+        best = max(range(len(found)), key=lambda place: (found[place], self._sent[place].get(request.names[0], -1)))
         if found[best] * (self.block_tokens or 0) > self._LEAST_SHARE * request.prompt_tokens:
             return best
         return min(range(len(found)), key=lambda place: (len(self._sent[place]), self.unfinished[place]))
 
 
-def _begins_with(names: Sequence[int], sent: set[int]) -> int:
+def _begins_with(names: Sequence[int], sent: Container[int]) -> int:
     """How many of the first names were sent."""
     for place, name in enumerate(names):
         if name not in sent:

@@ -47,7 +47,8 @@ class KnownJudge:
         metric = ("ttft", "tpot")[shares.index(max(shares))]
         judged = Fake(worst=max(shares), worst_metric=metric, is_stuck=False)
         missed = "late" if max(shares) > 1 else None
-        return Fake(missed=missed, is_alone=False, layout=Fake(numbers=numbers, weight=sum(numbers)), judged=judged)
+        layout = Fake(numbers=numbers, weight=sum(numbers), replicas=numbers[0])
+        return Fake(missed=missed, is_alone=False, layout=layout, judged=judged)
 
 
 def option(
@@ -55,7 +56,7 @@ def option(
 ) -> Any:  # fmt: skip
     found = Fake(
         kind=Fake(max_devices=max_devices), shape=Fake(num_devices=devices), replicas=guess, numbers=(guess,),
-        traffic=Fake(targets=Fake(concurrency=clients), spare_replicas=0), least_replicas=least,
+        traffic=Fake(targets=Fake(clients=clients), spare_replicas=0), least_replicas=least,
     )  # fmt: skip
     found.most_replicas = lambda number: OnePool.most_replicas(found, number)  # type: ignore[arg-type]
     return found
@@ -89,6 +90,21 @@ def test_where_no_number_of_replicas_is_enough_the_most_are_the_answer() -> None
     # In a closed loop, every replica has a client.
     found = _fewest_replicas(judge, option(4, clients=5), None)
     assert found.layout.numbers == (5,)
+
+
+def test_replicas_that_do_not_help_are_not_doubled_until_there_are_no_more_devices() -> None:
+    class Spread(KnownJudge):
+        """More than four replicas lose what a cache would find."""
+
+        def at(self, guess: Any, numbers: tuple[int, ...]) -> Any:
+            found = super().at(guess, numbers)
+            found.judged.worst, found.missed = max(found.judged.worst, 3.0), "late"
+            return found
+
+    judge: Any = Spread((4,))
+    found: Any = _fewest_replicas(judge, option(2, max_devices=2000), None)
+    assert found.missed == "late"
+    assert max(judge.simulated)[0] <= 32
 
 
 def test_a_request_that_is_too_slow_alone_is_not_helped_by_replicas() -> None:

@@ -282,7 +282,7 @@ def test_the_screen_fits_and_batch_gives_the_same_document(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-ttft", "1s@p99"), "one of them is needed"),
+        (("--max-ttft", "1s@p99"), "--users or --trace is missing"),
         (("--max-ttft", "1s@p98", "--concurrency", "4"), "not one of p50, p90, p95, p99"),
         (("--max-ttft", "1@p99", "--concurrency", "4"), "1s"),
         (("--burstiness", "2", "--concurrency", "4", "--simulate", "1"), "needs --requests-per-second"),

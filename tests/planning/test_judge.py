@@ -341,3 +341,15 @@ def test_pools_that_a_simulation_finds_too_slow_are_not_taken() -> None:
     (ttft,) = (row for row in simulated["times"] if row["metric"] == "ttft")
     assert ttft["mean_seconds"] is not None
     assert ttft["mean_seconds"] <= 0.5
+
+
+@pytest.mark.parametrize("limit", [{"max_tpot_seconds": 0.05}, {"max_ttft_seconds": 0.6, "max_tpot_seconds": 0.05}])
+def test_the_times_that_are_printed_at_the_estimate_are_those_that_were_judged(limit: dict[str, Any]) -> None:
+    """The plan printed a TPOT of 51.2 ms under a limit of 50 ms: that of a shorter run."""
+    best = kvcalc.plan(
+        "mistral-small-24b", ["h200"], input_tokens=1908, output_tokens=61, concurrency=74, confidence=50,
+        engine="vllm", **limit,
+    )["best"]  # fmt: skip
+    assert best is not None
+    assert best["tpot_seconds"] == pytest.approx(best["simulated_tpot_seconds"])
+    assert (best["tpot_seconds"] or 1.0) <= 0.05

@@ -60,7 +60,8 @@ def test_more_time_needs_no_more_devices_and_no_time_has_a_reason() -> None:
     [
         ({"requests": None}, "needs the number of requests"),
         ({"max_tpot_seconds": 0.02}, "--max-tpot: the requests of a job with a --deadline may wait"),
-        ({"concurrency": 5}, "plan needs one of"),
+        ({"concurrency": 5}, "the rate follows from --requests"),
+        ({"users": 5, "think_seconds": 1.0}, "the rate follows from --requests"),
     ],
 )
 def test_what_a_job_does_not_take(more: dict[str, Any], said: str) -> None:

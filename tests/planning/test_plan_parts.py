@@ -81,8 +81,9 @@ def test_a_percentile_is_one_that_is_counted_and_has_a_limit(metric: str) -> Non
         check_percentiles(Targets(1, None, **{**of, name: percentile}))
     with pytest.raises(UsageError, match="must be one of 50, 90, 95, 99"):
         check_percentiles(Targets(1, None, **{**of, name: 98}))
+    alone: dict[str, Any] = {name: 99}
     with pytest.raises(UsageError, match=f"{metric}_percentile needs max_{metric}_seconds"):
-        check_percentiles(Targets(1, None, **{name: 99}))
+        check_percentiles(Targets(1, None, **alone))
 
 
 def row(cost: float | None = 1.0, **more: Any) -> Any:
@@ -662,7 +663,7 @@ def test_more_replicas_are_needed_if_as_many_requests_as_must_run_together_do_no
         return SimpleNamespace(serving={"requests_per_second": running / seconds}, trouble=trouble)
 
     one: Any = object.__new__(one_pool.Replica)
-    one.clients, one.rate, one.wanted, one.at = None, 3 * rate, wanted, at
+    one.clients, one.rate, one.wanted, one.at, one._think = None, 3 * rate, wanted, at, 0.0
     assert one.needs_more(at(1), 3) is needs_more
     for clients, is_slow in ((3 * slow_from - 2, True), (3 * slow_from - 3, False)):
         one.clients = clients

@@ -120,10 +120,20 @@ def question_of(document: Mapping[str, Any]) -> str:
         needed = requests_per_second(targets["requests_per_second"])
         parts.append(f"{count(targets['num_requests'])} requests within {format_hours(targets['deadline_seconds'])}")
         parts[-1] += f" = {needed}"
+    elif targets["users"]:
+        pause, best = targets["think_seconds"], document["best"]
+        parts.append(f"{count(targets['users'])} users, {duration(pause)} between messages")
+        if best is not None:
+            arriving = best["requests_per_second"]
+            parts[-1] += f" = {requests_per_second(arriving)}"
+            parts[-1] += f" and {count(round(targets['users'] - arriving * pause))} in flight"
     elif targets["concurrency"]:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:
         parts.append(requests_per_second(targets["requests_per_second"]))
+    if targets["session_turns"]:
+        grow = f"{count(targets['session_growth_tokens'])} tokens each"
+        parts.insert(1, f"sessions of {count(targets['session_turns'])} turns that grow by {grow}")
     if document["headroom"]:
         parts[-1] += f" and {document['headroom']:.0%} more"
     if len(document["engines"]) == 1:
@@ -172,8 +182,9 @@ def print_pools(row: Any, console: Console) -> None:
 
 
 def _instances(pool: documents.SplitPool) -> str:
+    """The instances of a pool. Of requests one by one, they have no number."""
     each = split(pool) or "tp 1"
-    return f"{pool['instances']} x {each}" if pool["instances"] > 1 else each
+    return f"{pool['instances']} x {each}" if (pool["instances"] or 1) > 1 else each
 
 
 def judged_text(document: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.planned import PlannedLoad
 from kvcalc.planning.plan.replicas import TIMES, OnePool
-from kvcalc.planning.plan.targets import METRICS, MOST_BUSY, Targets, check_percentiles
+from kvcalc.planning.plan.targets import METRICS, MOST_BUSY, Targets, check_load, check_percentiles
 from kvcalc.planning.plan.traffic import (
     Platform,
     Traffic,
@@ -29,6 +29,7 @@ from kvcalc.planning.plan.traffic import (
     describe_cost,
     grouped_notes,
 )
+from kvcalc.question.fields import AT_RANDOM
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.schema import SCHEMA_VERSION
@@ -125,11 +126,16 @@ def plan(
     if headroom and simulation is not None and simulation.trace is not None:
         raise UsageError("--headroom: --trace has its own rate", f"--scale-rate {1 + headroom:g}")
     asked, targets = targets, targets.larger(headroom)
+    simulation = simulation or PlannedLoad(lengths)
+    check_load(targets)
+    if targets.sessions is not None:
+        if speed.prefix_hit_rate:
+            raise UsageError("--prefix-hit-rate: --sessions say what is found again", "leave it out")
+        lengths = lengths.of_turns(targets.sessions)
     lengths = lengths.within(question.model.longest_context)
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
-    simulation = simulation or PlannedLoad(lengths)
     judges = [Judge(targets, simulation) for _ in kinds]
     found = [_search_or_refuse(traffic, *one, num_simulated) for one in zip(kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
@@ -164,6 +170,9 @@ def plan(
         Note("plans", "router", text.format(one["engine"]))
         for one in printed if one["replicas"] > 1 and one["router"] is None
     ]  # fmt: skip
+    if targets.sessions is not None and simulation.router == AT_RANDOM and best is not None and best["replicas"] != 1:
+        text = "a random router sends the turns of a session to any replica, whose cache has not seen them"
+        notes.append(Note("plans", "spread", f"{text}: --router prefix-aware keeps them together"))
     reuse, trace = question.reuse, simulation.trace
     document: documents.Plan = {
         "schema_version": SCHEMA_VERSION,
@@ -309,7 +318,7 @@ def _limit_of(layout: OnePool) -> int:
 
     A router, or the ranks' own, may send one of them all clients.
     """
-    clients, ranks, each = layout.traffic.targets.concurrency, layout.shape.data_parallel_size, layout.most_running
+    clients, ranks, each = layout.traffic.targets.clients, layout.shape.data_parallel_size, layout.most_running
     if each is None:
         return layout.probe.most_running(clients)
     limit = ranks * (each if clients is None else min(each, clients))
@@ -340,7 +349,7 @@ def _search_or_refuse(
     try:
         traffic.settings_for(kind.engine, traffic.question.engine_settings or {})  # raises if it refuses the prompts
         found = find_replicas(traffic, kind, judge, num_simulated)
-        return found if isinstance(found, Trouble) else found.with_times(judge.simulation)
+        return found if isinstance(found, Trouble) else found.with_times(judge.simulation, judge.timed(found))
     except SettingError:
         raise
     except KvcalcError as error:

@@ -33,6 +33,8 @@ from kvcalc.search import smallest_where
 DEFAULT_FINALISTS = 8
 L = TypeVar("L", "OnePool", "TwoPools")
 _RANK = attrgetter("rank")
+# More devices help if the time that is furthest beyond its target becomes shorter than this share of it.
+_HELPS = 0.95
 
 
 def find_simulated(
@@ -132,9 +134,9 @@ def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[l
 
 
 def _first_guess(traffic: Traffic, layout: OnePool) -> OnePool:
-    """The number of replicas to simulate first: that of the short form, or as many as there can be if it has none."""
+    """The number of replicas to simulate first: that of the short form, or without limits if it has none."""
     guess = smallest(traffic, layout.kind, layout.shape)
-    return guess if isinstance(guess, OnePool) else layout.at((layout.most_replicas(layout.kind.max_devices),))
+    return guess if isinstance(guess, OnePool) else layout
 
 
 def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Finalist | None:
@@ -159,9 +161,16 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
     if first.missed is not None:
         return first
     high, low, step = min(layout.replicas, most), 0, 1
+    half: Finalist | None = None
     while misses(high):
         if high == most:
             return at(high)
+        if high >= least and (half is None or high >= 2 * half.layout.replicas):
+            whole = at(high)
+            # Behind a router that spreads what a cache would find, no number of replicas may help.
+            if half is not None and not half.judged.is_stuck and whole.judged.worst > _HELPS * half.judged.worst:
+                return whole
+            half = whole
         low, high, step = high, min(high + step, most), 2 * step
     step = 1
     while not low and high > 1:
@@ -203,9 +212,6 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
 
 # The pairs of layouts of one row that are simulated. The short form knows their order well.
 DEFAULT_PAIRS = 4
-
-# Instances help if the time that is furthest beyond its target becomes shorter than this share of it.
-_HELPS = 0.95
 # How often the rate of a trace is halved to find pools of the short form, which counts no shared prefixes.
 _HALVINGS = 6
 

@@ -180,6 +180,15 @@ class Judge:
             self._found[key] = self._new(layout, layout.alone(), is_alone=True)
         return self._found[key]
 
+    def timed(self, layout: Layout) -> Simulated | None:
+        """The simulation that judged the means of a layout if its steps are as long as they are estimated, else None.
+
+        What is printed then is what was compared with the targets.
+        """
+        has_means = self.targets.limits and self.targets.highest_percentile is None
+        found = self._found.get((layout.key, layout.numbers)) if has_means else None
+        return None if found is None or found.judged.step_factor != 1 else found.judged.simulated
+
     def describe_limits(self, layout: Layout) -> dict[str, float | int | None]:
         """The simulated times of a layout that have a target, and the number of requests, for its row in the plan."""
         found = self.at(layout, layout.numbers)

@@ -38,13 +38,13 @@ def curve_of_server(load: PlannedLoad, question: Question, targets: Targets, rep
         question = question._replace(devices=devices._replace(num_devices=devices.num_devices * replicas))
 
     def run(share: float) -> tuple[float, Simulated]:
-        if targets.concurrency is not None:
-            clients = max(replicas, round(share * targets.concurrency))
-            return clients, load.run(question, targets._replace(concurrency=clients), replicas, _REQUESTS, 1.0)
+        if targets.clients is not None:
+            part = targets.of_share(max(share, replicas / targets.clients))
+            return part.clients or 1, load.run(question, part, replicas, _REQUESTS, 1.0)
         rate = share * (targets.requests_per_second or 1.0)
         return rate, load.run(question, targets._replace(requests_per_second=rate), replicas, _REQUESTS, 1.0)
 
-    return _curve(run, _OPEN if targets.concurrency is None else _CLOSED)
+    return _curve(run, _OPEN if targets.clients is None else _CLOSED)
 
 
 def curve_of_simulation(ask: Callable[[float], documents.Simulate], *, is_open: bool) -> list[Row]:

@@ -127,22 +127,26 @@ class PlannedLoad(NamedTuple):
             load = load._replace(settling=MEANS, is_brief=True)
         if are_alone:
             # Requests with the same lengths take the same time if each is alone, unless the first computes a prefix.
-            are_alike = self.pairs is None and not has_prefix
+            are_alike = self.pairs is None and not has_prefix and targets.sessions is None
             if are_alike:
                 means = self.lengths.input_tokens, self.lengths.output_tokens
                 prompt, answer = (parse_distribution(f"fixed:{tokens}", "tokens") for tokens in means)
                 load = load._replace(prompt=prompt, answer=answer)
-            return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests, has_run=True)
-        if targets.concurrency is None and targets.highest_percentile is not None:
-            return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
+            number = 1 if are_alike else num_requests
+            return load._replace(concurrency=1, num_requests=number, sessions=targets.sessions, has_run=True)
+        load = load._replace(
+            requests_per_second=targets.requests_per_second, concurrency=targets.concurrency, users=targets.users,
+            think_time=targets.think_time, sessions=targets.sessions, burstiness=self.burstiness,
+        )  # fmt: skip
+        if targets.clients is None and targets.highest_percentile is not None:
+            return load
         # All clients start together, and at a rate the last requests are alone. So a run goes on until what is judged
         # has settled, or what is printed.
         limits = () if num_requests is None else targets.limits
         judged = tuple((limit.metric, limit.percentile) for limit in limits)
         return load._replace(
-            concurrency=targets.concurrency, requests_per_second=targets.requests_per_second,
-            burstiness=self.burstiness, num_requests=self.num_requests, fewest_requests=num_requests,
-            settling=judged or load.settling, is_brief=targets.concurrency is None or load.is_brief,
+            num_requests=self.num_requests, fewest_requests=num_requests, settling=judged or load.settling,
+            is_brief=targets.clients is None or load.is_brief,
         )  # fmt: skip
 
     def _distributions(self) -> tuple[Distribution | None, Distribution | None]:

@@ -83,8 +83,14 @@ class OnePool(NamedTuple):
 
     @property
     def utilization(self) -> float | None:
-        """The load as a share of what the replicas serve at most, without limits on their times. None for clients."""
-        rate = self.traffic.targets.requests_per_second
+        """The load as a share of what the replicas serve at most, without limits on their times.
+
+        None for clients who do not think: they keep any number of replicas busy.
+        """
+        targets = self.traffic.targets
+        rate = targets.requests_per_second
+        if targets.think_seconds and self.simulated is not None:
+            rate = self.simulated.requests_per_second
         one = Replica(self.traffic, self.kind, self.shape)
         return None if rate is None else rate / (self.replicas * one.full(self.probe).serving["requests_per_second"])
 
@@ -95,7 +101,7 @@ class OnePool(NamedTuple):
         If no limit is on the time in the queue, they run all clients at once.
         """
         targets = self.traffic.targets
-        if targets.deadline_seconds is not None or (targets.concurrency is not None and targets.limits_waiting):
+        if targets.deadline_seconds is not None or (targets.clients is not None and targets.limits_waiting):
             return 1
         free = smallest(self.traffic.without_limits(), self.kind, self.shape)
         return free.replicas if isinstance(free, OnePool) else self.replicas
@@ -135,7 +141,7 @@ class OnePool(NamedTuple):
     def most_replicas(self, num_devices: int) -> int:
         """The most replicas on `num_devices` devices. In a closed loop, every replica has a client."""
         most = num_devices // self.shape.num_devices - self.traffic.spare_replicas
-        clients = self.traffic.targets.concurrency
+        clients = self.traffic.targets.clients
         return max(0, most if clients is None else min(most, clients))
 
     def alone(self) -> OnePool:
@@ -179,11 +185,15 @@ class OnePool(NamedTuple):
         has_order = simulation.trace is not None or simulation.router != AT_RANDOM
         if has_order or simulation.num_requests is not None or self.replicas <= _FEW_REPLICAS:
             return self.replicas
-        return 1 if targets.concurrency is None else min(self.replicas, _FEW_OF_CLIENTS)
+        return 1 if targets.clients is None else min(self.replicas, _FEW_OF_CLIENTS)
 
-    def with_times(self, simulation: Simulates) -> OnePool:
-        """The layout with the times and the rates of its load, simulated with steps as long as they are estimated."""
-        return self._replace(simulated=self.run(simulation, self.traffic.targets, None, 1.0, is_alone=False)[1])
+    def with_times(self, simulation: Simulates, known: Simulated | None) -> OnePool:
+        """The layout with the times and the rates of its load, simulated with steps as long as they are estimated.
+
+        `known` are these if they have been simulated.
+        """
+        simulated = known or self.run(simulation, self.traffic.targets, None, 1.0, is_alone=False)[1]
+        return self._replace(simulated=simulated)
 
     def printed(self) -> dict[str, float | None]:
         """The times and the rates of its row. The ranges are as wide as those of the short form.
@@ -332,7 +342,7 @@ def smallest(
     if most_devices is not None and one.needs_more(alone, most_devices // shape.num_devices):
         return None
     most = one.most_running()
-    replicas = -(-one.clients // most) if one.clients else ceil(one.rate / one.at(most).judged_rate)
+    replicas = ceil(one.clients / one.held(most) if one.clients else one.rate / one.at(most).judged_rate)
     if one.rate:
         replicas = max(replicas, ceil(one.rate / one.full(alone).judged_rate / traffic.most_busy))
     needed = (replicas + traffic.spare_replicas) * shape.num_devices
@@ -351,9 +361,14 @@ class Replica:
 
     def __init__(self, traffic: Traffic, kind: Platform, shape: Layout) -> None:
         self._traffic, self._kind, self._shape = traffic, kind, shape
-        self.rate, self.clients = traffic.targets.requests_per_second or 0.0, traffic.targets.concurrency
+        self.rate, self.clients = traffic.targets.requests_per_second or 0.0, traffic.targets.clients
+        self._think = traffic.targets.think_seconds
         self.wanted = self.clients or MOST_RUNNING * shape.data_parallel_size
         self.at: Callable[[int], Probe] = lru_cache(maxsize=None)(partial(probe, traffic, kind, shape, is_brief=True))
+
+    def held(self, running: int) -> float:
+        """The clients of a replica: those whose requests run, and those who think (Little's law)."""
+        return running + (self._think * self.rate_at(running) if self._think else 0.0)
 
     def whole(self, running: int) -> Probe:
         """The replica with the whole answer, not only what a search needs."""
@@ -369,6 +384,8 @@ class Replica:
         By Little's law, a replica runs its share of the rate times the seconds that a request stays, which grow with
         the running requests. So at least that many requests must run together and meet the targets.
         """
+        if self._think:
+            return replicas * self.held(self.most_running()) < (self.clients or 0)
         if self.clients is not None:
             return self.at(-(-self.clients // replicas)).trouble is not None
         running, found = 1, alone
@@ -392,8 +409,11 @@ class Replica:
 
     def running(self, replicas: int, most: int) -> int:
         """The fewest running requests, and at most `most`, with which `replicas` replicas serve the load."""
-        if self.clients is not None:
+        if self.clients is not None and (not self._think or replicas * self.held(most) < self.clients):
             return min(-(-self.clients // replicas), most)
+        if self.clients is not None:
+            each = self.clients / replicas
+            return smallest_where(lambda running: self.held(running) >= each, 1, most)
         if replicas * self.rate_at(most) < self.rate:
             return most
         # Fewer concurrent requests may also reach the rate, and each is answered sooner.

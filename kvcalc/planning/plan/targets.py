@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
+from kvcalc.question.lengths import known_lengths
 from kvcalc.question.question import Question
+from kvcalc.question.sessions import Sessions
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_seconds
 
@@ -41,9 +43,10 @@ class Limit(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """The load to serve, as concurrent requests or requests per second, and the longest allowed times in seconds.
+    """The load to serve: concurrent requests, requests per second or users. And the longest allowed times in seconds.
 
-    A target without a percentile limits the mean. The question says with which confidence it must be met
+    A user thinks for `think_time` seconds on average between messages. With `sessions`, requests are their turns. A
+    target without a percentile limits the mean. The question says with which confidence it must be met
     (`SpeedQuestion`). With a deadline, the load is a job of `num_requests` requests, which may wait and must end in
     time; `requests_per_second` is the rate that they need at least.
     """
@@ -58,6 +61,19 @@ class Targets(NamedTuple):
     e2e_percentile: int | None = None
     num_requests: int | None = None
     deadline_seconds: float | None = None
+    users: int | None = None
+    think_time: float | None = None
+    sessions: Sessions | None = None
+
+    @property
+    def clients(self) -> int | None:
+        """The clients that send the next request after each answer. None if requests arrive at a rate."""
+        return self.concurrency if self.users is None else self.users
+
+    @property
+    def think_seconds(self) -> float:
+        """How long a client thinks on average before it sends the next request."""
+        return self.think_time or (0.0 if self.sessions is None else self.sessions.think_seconds)
 
     @property
     def limits(self) -> list[Limit]:
@@ -87,28 +103,54 @@ class Targets(NamedTuple):
 
     def describe(self, confidence: int) -> documents.PlanTargets:
         """The `targets` part of a document."""
-        return {**self._asdict(), "confidence": confidence}  # type: ignore[typeddict-item]
+        given, sessions = self._asdict(), self.sessions
+        del given["sessions"], given["think_time"]
+        given["think_seconds"] = self.think_seconds if self.clients is not None else None
+        given["session_turns"] = None if sessions is None else sessions.turns
+        given["session_growth_tokens"] = None if sessions is None else sessions.growth_tokens
+        return {**given, "confidence": confidence}  # type: ignore[typeddict-item]
 
     def larger(self, headroom: float) -> Targets:
         """The targets for a load that is larger by the share `headroom`."""
-        rate, clients = self.requests_per_second, self.concurrency
+
+        def more(number: int | None) -> int | None:
+            return None if number is None else ceil(number * (1 + headroom))
+
+        rate = self.requests_per_second
         return self._replace(
-            requests_per_second=None if rate is None else rate * (1 + headroom),
-            concurrency=None if clients is None else ceil(clients * (1 + headroom)),
-            num_requests=None if self.num_requests is None else ceil(self.num_requests * (1 + headroom)),
-        )
+            requests_per_second=None if rate is None else rate * (1 + headroom), concurrency=more(self.concurrency),
+            num_requests=more(self.num_requests), users=more(self.users),
+        )  # fmt: skip
 
     def of_share(self, share: float) -> Targets:
         """The targets of a share of the replicas. What a router sends at random to one of them arrives at random."""
-        rate, clients = self.requests_per_second, self.concurrency
+
+        def part(number: int | None) -> int | None:
+            return None if number is None else max(1, round(number * share))
+
+        rate = self.requests_per_second
         return self._replace(
-            requests_per_second=None if rate is None else rate * share,
-            concurrency=None if clients is None else max(1, round(clients * share)),
-        )
+            requests_per_second=None if rate is None else rate * share, concurrency=part(self.concurrency),
+            users=part(self.users),
+        )  # fmt: skip
 
     def without_limits(self) -> Targets:
         """The same load without limits."""
-        return Targets(self.concurrency, self.requests_per_second)
+        return Targets(
+            self.concurrency, self.requests_per_second, users=self.users, think_time=self.think_time,
+            sessions=self.sessions,
+        )  # fmt: skip
+
+
+def check_load(targets: Targets) -> None:
+    """Raise UsageError (exit 2) for no load or two, or for users who do not think. A trace has a rate."""
+    from kvcalc.simulation.loads import load
+
+    any_length = known_lengths(1)
+    load.check_load(load.Load(
+        any_length, any_length, targets.requests_per_second, targets.concurrency, users=targets.users,
+        think_time=targets.think_time, sessions=targets.sessions,
+    ))  # fmt: skip
 
 
 def of_job(targets: Targets, num_requests: int | None, deadline_seconds: float) -> Targets:
@@ -118,7 +160,7 @@ def of_job(targets: Targets, num_requests: int | None, deadline_seconds: float) 
     """
     if num_requests is None:
         raise UsageError("--deadline needs the number of requests", "for example --requests 10M")
-    if targets.concurrency is not None or targets.requests_per_second is not None:
+    if targets.clients is not None or targets.requests_per_second is not None:
         raise UsageError("--deadline: the rate follows from --requests", "leave out the other load")
     if targets.limits:
         name = targets.limits[0].metric

@@ -232,10 +232,13 @@ def replica_of(traffic: Traffic, kind: Platform, shape: Layout, replicas: int = 
 
 def serving_question(traffic: Traffic, kind: Platform, shape: Layout, running: int) -> Question:
     """The question about one replica of a shape with `running` clients, by the short form."""
-    replica, lengths = replica_of(traffic, kind, shape), traffic.lengths
+    replica, lengths, sessions = replica_of(traffic, kind, shape), traffic.lengths, traffic.targets.sessions
     speed = replica.speed_asked._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running, short_form=True
     )
+    if sessions is not None:
+        # As if the cache kept all of them. The simulation has its room.
+        speed = speed._replace(repeated_share=sessions.repeated_share(lengths.first_turn(sessions)))
     return replica._replace(speed=speed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from sys import maxsize
 
 
 class Request:
@@ -19,13 +20,14 @@ class Request:
     token `lag` seconds later.
 
     The `arrival` of one that a client sends after an answer is the time that the client thinks, until it is sent.
-    `session` are the requests that follow in the same session, or None.
+    `session` are the requests that follow in the same session, or None. A request that `is_turn` of a session has one
+    name, that of the session, of which it can find `findable_tokens`.
     """
 
     __slots__ = (
-        "answer_tokens", "arrival", "cached_tokens", "computed", "extra", "finish", "finish_step", "first_token",
-        "found_tokens", "given_tokens", "held", "kept", "key", "lag", "last_token", "names", "number", "outputs",
-        "preemptions", "prompt_tokens", "session", "shared", "started", "target",
+        "answer_tokens", "arrival", "cached_tokens", "computed", "extra", "findable_tokens", "finish", "finish_step",
+        "first_token", "found_tokens", "given_tokens", "held", "is_turn", "kept", "key", "lag", "last_token", "names",
+        "number", "outputs", "preemptions", "prompt_tokens", "session", "shared", "started", "target",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +42,7 @@ class Request:
         self.extra = 0
         self.key, self.finish_step, self.preemptions = 0, -1, 0
         self.session: Iterator[Request] | None = None
+        self.is_turn, self.findable_tokens = False, maxsize
         self.started: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None

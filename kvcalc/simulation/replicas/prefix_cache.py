@@ -1,8 +1,9 @@
 """Prompts' blocks that stay in a replica's cache, so that later requests find them.
 
-Blocks have the names that a trace gives them. A block that running requests use is counted once, among the used units.
+Blocks have the names that a trace gives them. A session has one name, of a block that is never full: what it has so far
+is the beginning of that. A block that running requests use is counted once, among the used units.
 A block that no request uses stays until its units are needed; the one that was used longest ago goes first. So do the
-whole blocks of answers, which have no names, but take their turn in the queue. A block that is not full does not stay.
+whole blocks of answers, which have no names, but take their turn in the queue. A part of a block does not stay.
 Whole blocks are freed from the last one to the first.
 """
 
@@ -59,7 +60,7 @@ class PrefixCache:
             tokens = max(tokens, request.given_tokens)
         # The last token is always computed, and with it its block (max_cache_hit_length).
         size = self._pool.block_tokens
-        request.cached_tokens = min(tokens, (request.target - 1) // size * size)
+        request.cached_tokens = min(tokens, (request.target - 1) // size * size, request.findable_tokens)
         request.shared = min(found, request.cached_tokens // self.tokens)
         return self.units * sum([name in self._users for name in request.names[: request.shared]])
 
@@ -126,9 +127,15 @@ class PrefixCache:
         size = self._pool.block_tokens
         whole = self._pool.units(tokens // size * size) - request.shared * self.units
         if kept := min(request.held, whole):
-            self._nameless += 1
-            request.kept = self._nameless
-            self._keep((False, self._nameless), kept)
+            if request.is_turn:
+                key = True, request.names[0]
+                self._unused_units -= self._unused.pop(key, 0)
+                request.findable_tokens = max(request.findable_tokens, tokens)
+            else:
+                self._nameless += 1
+                request.kept = self._nameless
+                key = False, self._nameless
+            self._keep(key, kept)
         given = 0
         for name in reversed(request.names[: request.shared]):
             self._users[name] -= 1

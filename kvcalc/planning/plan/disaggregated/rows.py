@@ -203,7 +203,7 @@ def describe_split(
     prompts = prompts_held(found)
     answers = found.prefill.answer(prompts), found.decode.answer(held)
     pools = describe_pools(found, answers, (prompts, held))
-    found = found.with_times(judge.simulation, judge.targets)
+    found = found.with_times(judge.simulation, judge.targets, judge.timed(found))
     printed: Any = found.printed()
     tokens_per_second = printed["tokens_per_second"]
     commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))

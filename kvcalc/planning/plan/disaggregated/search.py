@@ -15,7 +15,7 @@ from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.disaggregated.instances import Instance, decode_instance, prefill_instance, transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
-from kvcalc.planning.plan.disaggregated.split import TwoPools, judged_load, times_between
+from kvcalc.planning.plan.disaggregated.split import TwoPools, judged_load, load_of, times_between
 from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
@@ -58,7 +58,6 @@ def find_splits(
     """
     if known.traffic.refusal is not None:
         return known.traffic.refusal
-    load = Load(targets.requests_per_second, targets.concurrency)
     found: list[TwoPools] = []
     for kinds in joined:
         for bound, prefill, decode in candidates_of(known, kinds, targets):
@@ -66,6 +65,7 @@ def find_splits(
             if bound > worst * (1 + 1e-9):
                 break
             pair, moved = pair_of(prefill, decode, kinds.link)
+            load = load_of(targets, pair)
             judged = judged_load(load, prefill, decode)
             match = pair.cheapest(judged, find_judge(targets, prefill, decode), kinds.most, kinds.weights, worst)
             if match is not None:
@@ -85,7 +85,7 @@ def candidates_of(known: Instances, kinds: PoolPlatforms, targets: Targets) -> l
         if kinds.is_mixed:  # the rows of each kind say why
             return []
         raise
-    rate, clients = targets.requests_per_second, targets.concurrency
+    rate, clients = targets.requests_per_second, None if targets.think_seconds else targets.clients
     of_prefill, of_decode = list[tuple[float, Instance]](), list[tuple[float, Instance]]()
     for prefill in prefills:
         needed = 1.0 if rate is None else max(1.0, rate * prefill.rates.interval(0.0))

@@ -95,7 +95,7 @@ class TwoPools(NamedTuple):
         instances may do, and then its figures are those of the load that they can serve.
         """
         prefills, decodes = numbers
-        load = Load(targets.requests_per_second, targets.concurrency)
+        load = load_of(targets, self.pair)
         judged = judged_load(load, self.prefill, self.decode).requests_per_second or 0.0
         if not is_trace and judged > targets.most_busy * min(self.pair.capacities(prefills, decodes)):
             return None
@@ -121,9 +121,12 @@ class TwoPools(NamedTuple):
         pools = Pools(*questions, None if is_alone else self.numbers, self.kinds.link.bytes_per_second)
         return self, simulation.run_pools(pools, targets, num_requests, step_factor)
 
-    def with_times(self, simulation: Simulates, targets: Targets) -> TwoPools:
-        """The pools with the times and the rates of their load, simulated with steps as long as they are estimated."""
-        return self._replace(simulated=self.run(simulation, targets, None, 1.0, is_alone=False)[1])
+    def with_times(self, simulation: Simulates, targets: Targets, known: Simulated | None) -> TwoPools:
+        """The pools with the times and the rates of their load, simulated with steps as long as they are estimated.
+
+        `known` are these if they have been simulated.
+        """
+        return self._replace(simulated=known or self.run(simulation, targets, None, 1.0, is_alone=False)[1])
 
     def seconds(self, metric: str) -> float:
         """The mean TTFT or TPOT: simulated, or by the short form."""
@@ -191,6 +194,17 @@ class TwoPools(NamedTuple):
         pools = zip(self.numbers, (self.prefill, self.decode), ("prefill", "decode"))
         where = (f" on {name}" if self.kinds.is_mixed else "" for name in self.kinds.names)
         return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
+
+
+def load_of(targets: Targets, pair: Pair) -> Load:
+    """The load of targets. Users who think send the requests that they would if none of these waited for another."""
+    clients, alone = targets.clients, None
+    if clients is not None and targets.think_seconds:
+        alone = pair.times(1, 1, Load(concurrency=1))
+    if clients is None or alone is None:
+        return Load(targets.requests_per_second, clients)
+    stay = alone.ttft_seconds + pair.decode.output_tokens * alone.tpot_seconds
+    return Load(clients / (targets.think_seconds + stay))
 
 
 def judged_load(load: Load, prefill: Instance, decode: Instance) -> Load:
