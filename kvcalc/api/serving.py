@@ -91,6 +91,7 @@ def plan(
     reuse: CacheReuse | None = None,
     speed: SpeedQuestion | None = None,
     what_if: WhatIf = WhatIf(),
+    jobs: int = 1,
 ) -> Plan:
     """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
 
@@ -101,7 +102,7 @@ def plan(
     their range, with 50 at the estimate. A time limits the mean, or the percentile that is given for it: 50, 90, 95 or
     99. The load is simulated, with `burstiness`, `requests`, `seed` and `router` as in `simulate`. The load is larger
     by the share `headroom`, and each layout has `spare_replicas` more than it needs. `simulate` is the number of
-    layouts of each kind of device to simulate.
+    layouts of each kind of device to simulate. `jobs` processes search, for one kind of device each.
 
     `engines` are several, and "all" is every engine; `engine` is one. `prices` maps the name of a device to its price
     per hour. `gpus` are names; `Devices` limit the number of their kind. With `disaggregate` there are also rows with
@@ -144,7 +145,7 @@ def plan(
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
         simulation=simulation._replace(router=router), num_simulated=simulate, headroom=headroom,
-        spare_replicas=spare_replicas,
+        spare_replicas=spare_replicas, jobs=jobs,
     )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import calibration_of, devices_of, output_of, value_of, values_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
-from kvcalc.units import parse_count
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -153,7 +152,7 @@ def _advice(given: Mapping[str, Any], server: "Server", document: "documents.Che
     from kvcalc.parallel import each
     from kvcalc.planning.check.advice import advise
 
-    jobs = None if given["jobs"] is None else parse_count(given["jobs"], "--jobs")
+    jobs = value_of(given, "jobs")
 
     def judge(servers: "Sequence[Server]", least_rate: float) -> "list[Optional[documents.Check]]":
         def judged(changed: "Server") -> "Optional[documents.Check]":

@@ -1,5 +1,6 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -37,8 +38,9 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     source = ctx.get_parameter_source("engine")
     given = _of_emitted(given, kind, is_default=source is None or source.name == "DEFAULT")
     check_report(given)
-    with counting_bar("simulated requests") as progress:
-        document = answer(given, progress=of_all_runs(progress))
+    jobs = value_of(given, "jobs")
+    with counting_bar("kinds of device") as of_kinds, counting_bar("simulated requests") as of_requests:
+        document = answer(given, progress=of_all_runs(of_requests), jobs=jobs, of_kinds=of_kinds)
     if given["report"] is not None:
         write_report(ctx, {**document, **_curve_of(given, document)}, "plan")
     if kind is None:
@@ -53,8 +55,18 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> "documents.Plan":
-    """The document that answers the parameters of the command."""
+def answer(
+    given: Mapping[str, Any],
+    model_of: Optional[ModelOf] = None,
+    progress: Any = None,
+    jobs: Optional[int] = 1,
+    of_kinds: Any = None,
+) -> "documents.Plan":
+    """The document that answers the parameters of the command.
+
+    `jobs` is the number of processes, None for one of each core. One alone calls `progress` with the simulated
+    requests, several call `of_kinds` with the kinds of device that are done.
+    """
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import COMMON_GPUS, parse_price
     from kvcalc.planning.plan.document import plan as ask
@@ -70,6 +82,9 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
+    engines = parse_engines(o.names_of(given["engine"], "--engine"))
+    num_dtypes = len(o.names_of(given["dtype"], "--dtype")) or 1
+    jobs = min(jobs or os.cpu_count() or 1, len(gpus) * len(engines) * num_dtypes)
     return ask(
         # The link is that of --disaggregate here, and no cache that is used again.
         question_of(
@@ -80,7 +95,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         gpus,
         lengths,
         targets,
-        engines=parse_engines(o.names_of(given["engine"], "--engine")),
+        engines=engines,
         disaggregate=given["disaggregate"],
         transfer=value_of(given, "transfer"),
         prices=prices,
@@ -89,7 +104,9 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         with_front=given["pareto"],
         strict=given["strict"],
         all_layouts=given["all_layouts"],
-        simulation=simulation._replace(progress=progress),
+        simulation=simulation._replace(progress=progress if jobs == 1 else None),
+        jobs=jobs,
+        progress=None if jobs == 1 else of_kinds,
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),

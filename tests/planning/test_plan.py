@@ -511,3 +511,17 @@ def test_an_engine_that_divides_no_model_says_that_it_does_not_fit() -> None:
         (row,) = kvcalc.plan("llama-3.3-70b", ["m3-max"], engine=engine, **asked)["plans"]
         assert not row["fits"]
         assert "does not fit" in str(row["reason"])
+
+
+def test_several_processes_plan_the_same(kvcalc: Any) -> None:
+    words = "plan llama-3.1-8b --gpu h100,l40s,a100 --engine vllm,sglang --input-tokens 1k --output-tokens 100".split()
+    one, two = (
+        kvcalc(*words, "--concurrency", "40", "--max-tpot", "30ms", "--jobs", jobs, "--json") for jobs in ("1", "2")
+    )
+    assert two.json == one.json
+    refused = [
+        kvcalc(*words[:2], "--gpu", "h100,l40s", *words[4:], "--concurrency", "4", "--dp", "64", "--jobs", jobs).err
+        for jobs in ("1", "2")
+    ]
+    assert refused[0] == refused[1]
+    assert kvcalc(*words, "--concurrency", "4", "--jobs", "0").status == 2

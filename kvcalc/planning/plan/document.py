@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,8 @@ from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.model.layout import LayoutAsked
 from kvcalc.notes import Note, describe_notes
+from kvcalc.parallel import each
+from kvcalc.planning.plan.binding import memory_notes
 from kvcalc.planning.plan.finalists import find_replicas
 from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
@@ -32,6 +35,7 @@ from kvcalc.planning.plan.traffic import (
 from kvcalc.question.fields import AT_RANDOM
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.question.request_lengths import Lengths
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.admission import check_serves
 from kvcalc.server.checkpoint import checkpoint_of, drafting_of
@@ -71,6 +75,8 @@ def plan(
     num_simulated: int | None = None,
     headroom: float = 0.0,
     spare_replicas: int = 0,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
 ) -> documents.Plan:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
@@ -84,7 +90,7 @@ def plan(
     every way to split the model. The `simulation` judges the layouts, by default one of requests that arrive at random
     or of clients, and `num_simulated` is the most layouts of a kind to simulate. The rate of a trace in `targets` is
     that of its busiest part. The load is larger by the share `headroom`, and each layout has `spare_replicas` more than
-    it needs.
+    it needs. `jobs` processes search, each for other kinds of device, and `progress` is called with how many are done.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -136,16 +142,12 @@ def plan(
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
-    judges = [Judge(targets, simulation) for _ in kinds]
-    found = [_search_or_refuse(traffic, *one, num_simulated) for one in zip(kinds, judges)]
-    refusals = [one for one in found if isinstance(one, KvcalcError)]
-    if len(refusals) == len(found):
+    planned = each(partial(_planned, traffic, simulation, num_simulated), kinds, jobs, progress)
+    refusals = [one.refusal for one in planned if one.refusal is not None]
+    if len(refusals) == len(planned):
         raise refusals[0]
-    rows = [
-        _row(traffic, kind, one, judge, checkpoint_of(question.model, kind.dtype))
-        for kind, one, judge in zip(kinds, found, judges)
-    ]  # fmt: skip
-    split_notes, finalists = list[Note](), [row for judge in judges for row in judge.describe()]
+    rows = [one.row for one in planned]
+    split_notes, finalists = list[Note](), [row for one in planned for row in one.finalists]
     split = None
     if transfer is not None:
         split = SplitPlan(
@@ -159,8 +161,8 @@ def plan(
     kind_of_best = next((kind for kind, row in zip(kinds, rows) if row is best), kinds[0])
     checkpoint = checkpoint_of(question.model, kind_of_best.dtype)
     notes = [
-        *_notes(traffic, kinds, found, checkpoint if best else None), *simulation.notes,
-        *grouped_notes(kinds, [judge.notes() for judge in judges]), *_full_notes(kinds, rows),
+        *_notes(traffic, kinds, [one.speed_notes for one in planned], checkpoint if best else None), *simulation.notes,
+        *grouped_notes(kinds, [one.notes for one in planned]), *_full_notes(kinds, rows),
     ]  # fmt: skip
     close = close_price(rows, best, key)
     notes += [] if close is None else [close]
@@ -242,16 +244,14 @@ def parse_price(text: str) -> tuple[str, float]:
 
 
 def _notes(
-    traffic: Traffic, kinds: Sequence[Platform], found: Sequence[OnePool | Trouble | KvcalcError],
-    checkpoint: Checkpoint | None,
+    traffic: Traffic, kinds: Sequence[Platform], of_speeds: Sequence[Sequence[Note]], checkpoint: Checkpoint | None
 ) -> list[Note]:  # fmt: skip
     notes = [Note("model", "remark", text) for text in traffic.question.model.remarks]
     if traffic.limit is not None and traffic.allow_beyond_limit:
         notes.append(Note("lengths", BEYOND_MODEL, traffic.beyond_limit))
     if checkpoint is not None and checkpoint.note is not None:
         notes.append(Note("plans", "checkpoint", checkpoint.note))
-    answers = (one.probe.speed if isinstance(one, OnePool) else None for one in found)
-    return notes + grouped_notes(kinds, [[] if answer is None else about_speed(answer) for answer in answers])
+    return notes + grouped_notes(kinds, of_speeds)
 
 
 def _full_notes(kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> list[Note]:
@@ -259,6 +259,26 @@ def _full_notes(kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) ->
     text = f"the load is more than {MOST_BUSY:.0%} of what the layout serves: --headroom 20% leaves room for more"
     is_full = ((row["utilization"] or 0.0) > MOST_BUSY for row in rows)
     return grouped_notes(kinds, ([Note("plans", "nearly-full", text)] * full for full in is_full))
+
+
+class _Planned(NamedTuple):
+    """What was found for one kind of device. It is plain data: another process may have searched."""
+
+    refusal: KvcalcError | None
+    row: documents.PlanRow
+    speed_notes: list[Note]
+    notes: list[Note]
+    finalists: list[documents.PlanFinalist]
+
+
+def _planned(traffic: Traffic, simulation: Simulates, num_simulated: int | None, kind: Platform) -> _Planned:
+    judge = Judge(traffic.targets, simulation)
+    found = _search_or_refuse(traffic, kind, judge, num_simulated)
+    row = _row(traffic, kind, found, judge, checkpoint_of(traffic.question.model, kind.dtype))
+    speed = found.probe.speed if isinstance(found, OnePool) else None
+    refusal = found if isinstance(found, KvcalcError) else None
+    notes = [*judge.notes(), *(memory_notes(found) if isinstance(found, OnePool) else ())]
+    return _Planned(refusal, row, [] if speed is None else about_speed(speed), notes, judge.describe())
 
 
 def _row(

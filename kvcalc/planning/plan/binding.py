@@ -1,0 +1,54 @@
+"""What binds a plan: the memory of a replica, or the time that a request alone takes."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kvcalc.errors import KvcalcError
+from kvcalc.notes import Note
+from kvcalc.planning.plan.replicas import OnePool, shapes_of
+from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, probe
+
+# The type that is tried in the cache and in the weights. It may be the one that they have.
+_SMALLER = "fp8"
+
+
+def memory_notes(layout: OnePool) -> list[Note]:
+    """A note if fewer replicas would do, but for the requests that each holds. It says what would hold more.
+
+    How fast they are then is the question of another plan.
+    """
+    probed, replicas = layout.probe, layout.replicas
+    held = probed.memory.fit["max_batch_size"] or 0
+    if replicas < 2 or ceil(probed.running * replicas / (replicas - 1)) <= held:
+        return []
+    traffic, kind = layout.traffic, layout.kind
+    types = (
+        ("--kv-dtype", traffic.question._replace(kv_dtype=_SMALLER), kind),
+        ("--dtype", traffic.question, kind._replace(dtype=_SMALLER)),
+    )
+    more = list[str]()
+    for option, question, platform in types:
+        try:
+            other = probe(traffic.without_limits()._replace(question=question), platform, layout.shape, 1)
+        except KvcalcError:  # the engine or the device has no such type
+            continue
+        if (most := other.memory.fit["max_batch_size"] or 0) > held:
+            more.append(f"{most:,} with {option} {_SMALLER}")
+    text = f"memory binds: a replica holds {held:,} {'request' if held == 1 else 'requests'} at once"
+    return [Note("plans", "memory-binds", ", ".join([text, *more]))]
+
+
+def too_slow_alone(traffic: Traffic, kind: Platform) -> Trouble | None:
+    """Why a request alone is too slow in every layout, if it is: then more devices do not help."""
+    trouble = None
+    for shape in shapes_of(traffic, kind):
+        try:
+            found = probe(traffic, kind, shape, 1)
+        except KvcalcError:  # the model cannot be split this way
+            continue
+        if found.trouble is None:
+            return None
+        if found.speed is not None:  # it fits
+            trouble = found.trouble._replace(reason=f"{shape}: {found.trouble.reason}")
+    return trouble
