@@ -122,7 +122,7 @@ def test_status_4_with_the_document_and_what_is_missing(kvcalc: Any) -> None:
     [
         (("plan", "llama-3.1-8b", "--concurrency", "8"), 2, "--input-tokens"), (ASK, 2, "--concurrency"),
         ((*ASK[:4], "--concurrency", "8"), 2, "--output-tokens"), (("plan",), 2, "MODEL"),
-        ((*ASK, "--concurrency", "8", "--requests-per-second", "3"), 2, "both"),
+        ((*ASK, "--concurrency", "8", "--requests-per-second", "3"), 2, "cannot be combined"),
         ((*ASK, "--concurrency", "0"), 2, "--concurrency"), ((*ASK, "--requests-per-second", "0"), 2, "above 0"),
         ((*ASK, "--requests-per-second", "x"), 2, "--requests-per-second"),
         ((*ASK, "--concurrency", "8", "--max-ttft", "0"), 2, "--max-ttft"),

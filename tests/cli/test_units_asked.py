@@ -27,6 +27,7 @@ VALUES = {
     "--max-tpot": ((), "30", "30ms or 30s"),
     "--max-ttft": ((), "1", "1ms or 1s"),
     "--deadline": ((), "8", "8ms or 8s"),
+    "--think-time": ((), "30", "30ms or 30s"),
 }
 
 
