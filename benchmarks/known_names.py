@@ -2,9 +2,10 @@
 
     python benchmarks/known_names.py SOURCE... [--engine vllm] [--all]
 
-A SOURCE is a text file with one name a line, the folder of vllm-project/recipes (models/ORG/NAME.yaml), or the wheel of
-kvcache-simulator, whose catalogue names the config.json of every model. Of the recipes, those of language models count:
-their tasks have `text` or `multimodal`. Their first name counts, and with --variants the names of their variants too.
+A SOURCE is a text file with one name a line, a table with the columns `name` and `source` (known_names.tsv), the folder
+of vllm-project/recipes (models/ORG/NAME.yaml), or the wheel of kvcache-simulator, whose catalogue names the config.json
+of every model. Of the recipes, those of language models count: their tasks have `text` or `multimodal`. Their first name
+counts, and with --variants the names of their variants too.
 
 A name is answered if `kvcalc estimate NAME --engine ENGINE` gives the bytes of the cache. The others are listed with
 the reason.
@@ -13,6 +14,7 @@ the reason.
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 import zipfile
 from collections.abc import Iterator
@@ -36,15 +38,25 @@ def main() -> None:
     asked = parser.parse_args()
     seen: dict[str, str | None] = {}
     for source in asked.sources:
-        names = dict.fromkeys(names_in(source, asked.variants))
-        for name in names:
-            if name not in seen:
-                seen[name] = problem_of(name, asked.engine, asked.all)
-        print(f"{source.name}: {sum(seen[name] is None for name in names)} of {len(names)}")
+        listed = table_in(source) if source.suffix == ".tsv" else {source.name: [*names_in(source, asked.variants)]}
+        for of, names in listed.items():
+            for name in names:
+                if name not in seen:
+                    seen[name] = problem_of(name, asked.engine, asked.all)
+            print(f"{of}: {sum(seen[name] is None for name in names)} of {len(names)}")
     for name, problem in sorted(seen.items()):
         if problem is not None:
             print(f"  {name}: {problem}")
     print(f"together: {sum(problem is None for problem in seen.values())} of {len(seen)}")
+
+
+def table_in(table: Path) -> dict[str, list[str]]:
+    """The names in a table, by their source."""
+    lines = [line for line in table.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    listed: dict[str, list[str]] = {}
+    for row in csv.DictReader(lines, delimiter="\t"):
+        listed.setdefault(row["source"], []).append(row["name"])
+    return listed
 
 
 def names_in(source: Path, variants: bool) -> Iterator[str]:
