@@ -2,10 +2,10 @@
 
     python benchmarks/known_names.py SOURCE... [--engine vllm] [--all]
 
-A SOURCE is a text file with one name a line, a table with the columns `name` and `source` (known_names.tsv), the folder
-of vllm-project/recipes (models/ORG/NAME.yaml), or the wheel of kvcache-simulator, whose catalogue names the config.json
-of every model. Of the recipes, those of language models count: their tasks have `text` or `multimodal`. Their first name
-counts, and with --variants the names of their variants too.
+A SOURCE is a text file with one name a line, a table with the columns `name` and `source` (known_names.tsv), the
+folder of vllm-project/recipes (models/ORG/NAME.yaml), or the wheel of kvcache-simulator, whose catalogue names the
+config.json of every model. Of the recipes, those of language models count: their tasks have `text` or `multimodal`.
+Their first name counts, and with --variants the names of their variants too.
 
 A name is answered if `kvcalc estimate NAME --engine ENGINE` gives the bytes of the cache. The others are listed with
 the reason.

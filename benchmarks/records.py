@@ -1,16 +1,19 @@
 """Take records of `kvcalc measure`, and print them as a table.
 
     python benchmarks/records.py take [--device cuda] [CASE ...]
+    python benchmarks/records.py add PROFILE.json
     python benchmarks/records.py table [--write docs/guides/measure.md]
 
 `take` runs the cases below on the local device and saves each record in benchmarks/results, named by device, day and
-case. `table` prints all records there as Markdown tables, or writes them between the markers in a file. The figures of
-a record are valid for its device and day. `kvcalc measure --compare` shows which figures of two records are comparable.
+case. `add` appends the points of a document of `kvcalc measure --profile` to attention_points.tsv. `table` prints all
+records and points as Markdown tables, or writes them between the markers in a file. The figures of a record are valid
+for its device and day. `kvcalc measure --compare` shows which figures of two records are comparable.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import re
 import subprocess
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, POINTS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "attention_points.tsv"
 BEGIN, END = (
     "<!-- records: python benchmarks/records.py table --write docs/guides/measure.md -->",
     "<!-- end of records -->",
@@ -72,34 +75,60 @@ def table() -> str:
     head = ("model", "attention", "layers", "tokens", "batch", "type", "cache", "step p50", "core p50", "KV read",
             "of roof")  # fmt: skip
     blocks: dict[str, list[list[str]]] = {}
-    profiles = []
     for path in sorted(RESULTS.glob("*_*_*.json")):
         record = json.loads(path.read_text())
-        if "points" in record:
-            profiles.append(f"{_heading(record)}\n\n{profile_table(record)}")
-        else:
-            blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
+        blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
+    measured: dict[str, list[dict[str, str]]] = {}
+    for point in points():
+        measured.setdefault(f"{point['device']}, {point['measured_with']}:", []).append(point)
+    profiles = (f"{title}\n\n{profile_table(rows)}" for title, rows in measured.items())
     columns = ["---", "---", *["---:"] * 3, "---", *["---:"] * 5]
     return "\n\n".join([*(f"{title}\n\n{_markdown(head, columns, rows)}" for title, rows in blocks.items()), *profiles])
 
 
-def profile_table(profile: dict[str, Any]) -> str:
+def points() -> list[dict[str, str]]:
+    """The measured times of a layer's attention, of all profiles."""
+    lines = POINTS.read_text(encoding="utf-8").splitlines()
+    return [*csv.DictReader((line for line in lines if not line.startswith("#")), delimiter="\t")]
+
+
+def add(profile: dict[str, Any]) -> None:
+    """Append the points of a profile to the table of all."""
+    device, environment = profile["device"], profile["environment"]
+    measured_with = _heading(profile).removeprefix(f"{device['name']}, ").removesuffix(":")
+    with POINTS.open("a", encoding="utf-8") as table:
+        for point in profile["points"]:
+            if point["layer_seconds"] is not None:
+                figures = f"{point['layer_seconds'] * 1e6:.2f}", f"{point['fraction_of_binding_roof']:.5f}"
+                given = (point[key] for key in ("model", "attention", "kv_dtype", "context_tokens", "batch_size"))
+                row = (device["name"], measured_with, *given, point["backend"], *figures, point["binding_roof"])
+                print(*row, sep="\t", file=table)
+    print(f"{device['name']}, {environment['taken_at'][:10]}: {len(profile['points'])} points")
+
+
+def profile_table(rows: list[dict[str, str]]) -> str:
     """One row for each model and type of cache: a layer's time and its share of the roof, at the loads of LOADS."""
     points = {
-        (row["model"], row["attention"].upper(), row["kv_dtype"], row["context_tokens"], row["batch_size"]): row
-        for row in profile["points"]
+        (
+            row["model"],
+            row["attention"].upper(),
+            row["kv_dtype"],
+            int(row["context_tokens"]),
+            int(row["batch_size"]),
+        ): row
+        for row in rows
     }
 
     def cell(key: tuple[Any, ...]) -> str:
         row = points.get(key)
-        if row is None or row["layer_seconds"] is None:
+        if row is None:
             return ""
-        return f"{row['layer_seconds'] * 1e6:,.0f} us, {row['fraction_of_binding_roof']:.0%} {row['binding_roof']}"
+        return f"{float(row['layer_microseconds']):,.0f} us, {float(row['share_of_roof']):.0%} {row['roof']}"
 
     kinds = dict.fromkeys(key[:3] for key in points)
-    rows = [[*kind, *(cell((*kind, *load)) for load in LOADS)] for kind in kinds]
+    lines = [[*kind, *(cell((*kind, *load)) for load in LOADS)] for kind in kinds]
     loads = [f"{tokens // 1024}k x {batch}" for tokens, batch in LOADS]
-    return _markdown(("model", "attention", "type", *loads), ["---"] * 3 + ["---:"] * len(LOADS), rows)
+    return _markdown(("model", "attention", "type", *loads), ["---"] * 3 + ["---:"] * len(LOADS), lines)
 
 
 def _markdown(head: Sequence[str], columns: list[str], rows: list[list[str]]) -> str:
@@ -164,11 +193,15 @@ def main() -> None:
     taking.add_argument("cases", nargs="*", metavar="CASE", choices=[[], *CASES], help=", ".join(CASES))
     taking.add_argument("--device", default="auto")
     taking.add_argument("--option", action="append", default=[], help="an additional option for kvcalc measure")
+    adding = commands.add_parser("add", help="append the points of a profile to attention_points.tsv")
+    adding.add_argument("profile", type=Path)
     making = commands.add_parser("table", help="print the records as a Markdown table")
     making.add_argument("--write", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     if arguments.command == "take":
         take(arguments.cases, arguments.device, arguments.option)
+    elif arguments.command == "add":
+        add(json.loads(arguments.profile.read_text()))
     elif arguments.write:
         write(arguments.write)
     else:
