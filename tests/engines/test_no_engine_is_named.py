@@ -137,6 +137,7 @@ FILES = {
 }
 
 
+@pytest.mark.long
 def test_no_file_outside_the_engines_branches_on_an_engine() -> None:
     for name in (name for name in FILES if name not in IN_WORDS):
         source = FILES[name].read_text()

@@ -48,6 +48,7 @@ def test_a_stage_keeps_the_numbers_of_its_layers_and_knows_its_model() -> None:
     assert whole_of(spec) is spec
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", WITH_STAGES)
 def test_the_stages_of_every_engine_hold_the_whole_together(engine: str, pytestconfig: pytest.Config) -> None:
     counted = 0

@@ -116,6 +116,7 @@ def test_a_row_may_only_be_like_a_row_above_it() -> None:
         check_decoders({"acorn": {"like": "oak"}, "oak": {}})
 
 
+@pytest.mark.long
 def test_the_build_checks_the_rows(tmp_path: Path) -> None:
     """The build of a checkout with a mistake in the table fails, and names it."""
     shutil.copytree(ROOT / "presets", tmp_path / "presets")

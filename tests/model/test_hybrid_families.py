@@ -218,6 +218,7 @@ def test_gpt_oss_120b() -> None:
     assert estimate(spec, context_tokens=8192)["kv_cache"]["total_bytes"] == 306_708_480
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "config",
     [

@@ -358,6 +358,7 @@ def test_a_certain_name_is_its_preset(name: str) -> None:
         assert any(text.startswith(f"{name} is taken as") and f"preset {preset}" in text for text in texts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_uncertain_name_is_refused_with_what_to_type(name: str) -> None:
     with pytest.raises(kvcalc.KvcalcError) as caught:
@@ -629,6 +630,7 @@ def test_no_listed_name_is_a_presets_and_none_stands_twice() -> None:
     assert not set(tails) & set(bare)
 
 
+@pytest.mark.long
 def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> None:
     answered: set[tuple[str, str, str]] = set()
     for release in (*releases(), *repackaged()):

@@ -136,6 +136,7 @@ def test_a_name_costs_one_file_with_presets_of_ones_own_too(own: Path, monkeypat
         assert len(read) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text", ["name: [", "", "- 1\n", "name: broken\n", TEXT.format(name="other", aliases="", layers=2)]
 )

@@ -595,6 +595,7 @@ def test_a_log_cut_anywhere_is_audited_or_refused(kvcalc: Any, tmp_path: Path, c
     assert "internal error" not in result.err
 
 
+@pytest.mark.long
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     case=st.sampled_from([*VLLM, *SGLANG, *TENSORRT_LLM, *LLAMA_CPP]),

@@ -168,6 +168,7 @@ def test_another_engine_or_device_is_not_used(kvcalc: Any) -> None:
     assert any("measured on rtx-4080, not rtx-4090" in text for text in texts(found))
 
 
+@pytest.mark.long
 def test_another_model_takes_over_what_belongs_to_the_engine(kvcalc: Any, tmp_path: Path) -> None:
     slower = results(tmp_path / "slower.jsonl", Factors(step=5.0))
     # A few runs of one model do not say what belongs to the engine.
@@ -259,6 +260,7 @@ def test_the_screen_names_the_factors_and_the_errors(kvcalc: Any, slower: Path) 
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.long
 def test_score_shows_the_error_with_and_without_the_calibration(kvcalc: Any, slower: Path) -> None:
     (before, after) = (
         kvcalc("score", slower, "--gpu", "h100", *more, "--json").json for more in ((), ("--calibrate", slower))
@@ -315,6 +317,7 @@ def test_a_name_in_a_file_is_never_opened_as_a_path(kvcalc: Any, tmp_path: Path,
     assert "unknown model" in result.err
 
 
+@pytest.mark.long
 def test_a_plan_takes_the_calibrated_speed(kvcalc: Any, slower: Path) -> None:
     asked = ("plan", MODEL, "--gpu", "h100", "--input-tokens", 2000, "--output-tokens", 300, "--concurrency", 64)
     plain, own = (kvcalc(*asked, *more, "--json").json for more in ((), ("--calibrate", slower)))

@@ -111,6 +111,7 @@ def test_what_plan_prints_is_read_back(seed: int) -> None:
     check_plan(seed)
 
 
+@pytest.mark.long
 @pytest.mark.fuzz
 def test_what_many_plans_print_is_read_back(request: pytest.FixtureRequest) -> None:
     """50 plans with the default of --cases."""

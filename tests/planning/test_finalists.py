@@ -98,6 +98,7 @@ def on_h100(replicas: int, tensor: int, seed: int) -> dict[str, Any]:
     return simulated({"gpu": "h100"}, replicas, tensor=tensor, seed=seed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("metric", "percentile", "limit"),
     [("ttft", 99, 0.08), ("ttft", 50, 0.05), ("tpot", 95, 0.0075), ("e2e", 90, 1.0), ("e2e", 99, 0.6)],
@@ -125,6 +126,7 @@ def test_a_simulated_time_may_be_below_the_mean_of_the_short_form() -> None:
     assert best["simulated_ttft_seconds"] < limit
 
 
+@pytest.mark.long
 def test_one_slot_waits_as_the_queue_m_d_1() -> None:
     """With one slot and a constant service time, requests that arrive at random wait rho / (2 - 2 rho) services."""
 
@@ -149,6 +151,7 @@ def test_one_slot_waits_as_the_queue_m_d_1() -> None:
         assert waits == pytest.approx(seconds * rho / (2 * (1 - rho)), rel=0.08)
 
 
+@pytest.mark.long
 def test_the_seed_decides_the_answer_and_nothing_else_does() -> None:
     first, again, other = (ask(max_ttft_seconds=0.2, ttft_percentile=99, seed=seed) for seed in (3, 3, 4))
     assert first == again
@@ -159,6 +162,7 @@ def test_the_seed_decides_the_answer_and_nothing_else_does() -> None:
     assert max(row["seeds"] for row in first["finalists"]) in (2, 4)
 
 
+@pytest.mark.long
 def test_bursts_need_more_replicas() -> None:
     calm, bursts = (
         ask(max_ttft_seconds=0.15, ttft_percentile=99, burstiness=burstiness, confidence=50)["best"]
@@ -167,6 +171,7 @@ def test_bursts_need_more_replicas() -> None:
     assert bursts["num_devices"] > calm["num_devices"]
 
 
+@pytest.mark.long
 def test_a_layout_that_does_not_keep_up_does_not_pass() -> None:
     """Without a limit on the wait, the time per token alone would pass on any number of devices.
 
@@ -254,6 +259,7 @@ def test_clients_in_a_closed_loop_are_divided_among_replicas(kvcalc: Any) -> Non
             assert (times["p90_seconds"] <= 0.0075) == passes
 
 
+@pytest.mark.long
 def test_the_screen_fits_and_batch_gives_the_same_document(
     kvcalc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ ROUTED = (*PLAN, "--requests-per-second", "40", "--max-ttft", "400ms@p90", "--co
           "--requests", "300", "--router")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("engine", "package"), [("vllm", "vllm-router==0.1.17"), ("sglang", "sglang-router==0.3.2")])
 def test_what_is_emitted_has_the_router_that_was_simulated(kvcalc: Any, engine: str, package: str) -> None:
     words = (*ROUTED, "prefix-aware", "--engine", engine)

@@ -69,6 +69,7 @@ def test_llama_3_70b_for_64_users_at_8k_takes_eight_h100() -> None:
     assert answer["throughput"]["serving"]["ttft_seconds"] == pytest.approx(row["ttft_seconds"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("tpot", "ttft"), [(None, None), (0.03, None), (0.02, 0.5)])
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-32b", "gpt-oss-120b"])
 def test_no_smaller_layout_of_one_tensor_size_serves(name: str, tpot: float | None, ttft: float | None) -> None:
@@ -513,6 +514,7 @@ def test_an_engine_that_divides_no_model_says_that_it_does_not_fit() -> None:
         assert "does not fit" in str(row["reason"])
 
 
+@pytest.mark.long
 def test_several_processes_plan_the_same(kvcalc: Any) -> None:
     words = "plan llama-3.1-8b --gpu h100,l40s,a100 --engine vllm,sglang --input-tokens 1k --output-tokens 100".split()
     one, two = (

@@ -39,6 +39,7 @@ def ttft_of(row: Any, trace: str, **more: Any) -> Any:
     return {name: times[f"{name}_seconds"] * row["ttft_factor"] for name in ("mean", "p99")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("percentile", "scale"), [(99, 1.0), (None, 2.0)])
 def test_the_verdicts_are_those_of_a_simulation_of_the_trace(
     bursts: str, recorded: Any, percentile: Any, scale: float
@@ -59,6 +60,7 @@ def test_the_verdicts_are_those_of_a_simulation_of_the_trace(
     assert document["best"]["num_devices"] == min(row["num_devices"] for row in rows if row["passes"])
 
 
+@pytest.mark.long
 def test_bursts_of_a_trace_need_more_than_its_mean_rate(recorded: Any) -> None:
     trace, lengths = recorded["trace"], recorded["lengths"]
     even: Any = kvcalc.plan(

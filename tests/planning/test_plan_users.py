@@ -44,6 +44,7 @@ def test_users_who_hardly_think_are_clients() -> None:
     assert users["tpot_seconds"] == pytest.approx(clients["tpot_seconds"], rel=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [{"max_tpot_seconds": 0.03}, {}])
 def test_more_users_need_more_devices_and_users_who_think_longer_fewer(limit: dict[str, float]) -> None:
     devices = [best_of(users=users, think_seconds=20.0, **limit)["num_devices"] for users in (100, 1000, 4000)]
@@ -52,6 +53,7 @@ def test_more_users_need_more_devices_and_users_who_think_longer_fewer(limit: di
     assert best_of(users=4000, think_seconds=80.0, **limit)["num_devices"] < devices[2]
 
 
+@pytest.mark.long
 def test_a_plan_for_sessions_is_what_their_simulation_needs() -> None:
     best = best_of(users=150, sessions=SESSIONS, max_tpot_seconds=0.03, confidence=50, router="prefix-aware")
     simulated = [
@@ -67,6 +69,7 @@ def test_a_plan_for_sessions_is_what_their_simulation_needs() -> None:
     assert all(time_of(fewer, "tpot") > 0.97 * 0.03 for fewer in simulated[1:])
 
 
+@pytest.mark.long
 def test_a_random_router_loses_the_turns_of_sessions() -> None:
     asked: dict[str, Any] = {"users": 1500, "sessions": SESSIONS, "max_tpot_seconds": 0.02}
     together, spread = (

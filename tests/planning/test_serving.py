@@ -13,6 +13,7 @@ from tests.conftest import asked_presets, loaded, one_of_each_type
 from tests.documents import estimate, texts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "gpu"),
     [*((engine, gpu) for engine in ENGINES if engine != "mlx" for gpu in ("l4", "b200")), ("mlx", "m4-max")],

@@ -113,6 +113,7 @@ def test_whole_experts_are_on_the_ranks_if_there_is_one_for_each() -> None:
     assert sum(shape.expert_parallel_size == 1 for shape in of_ranks) == len(of_ranks) / 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "targets",
     [Targets(None, 15.0, max_tpot_seconds=0.02), Targets(300, None, max_ttft_seconds=0.4)],
@@ -156,6 +157,7 @@ def test_the_command_of_a_layout_starts_what_was_counted(name: str, gpu: str) ->
     assert found["throughput"]["serving"]["tpot_seconds"] == pytest.approx(best["tpot_seconds"], rel=0.06)
 
 
+@pytest.mark.long
 def test_the_front_of_all_layouts_has_the_parts_of_each(kvcalc: Any) -> None:
     words = ("plan", "qwen3-235b-a22b", "--input-tokens", "2k", "--output-tokens", "500", "--concurrency", "64")
     document = kvcalc(*words, "--gpu", "h100", "--all-layouts", "--pareto", "--json").json

@@ -39,6 +39,7 @@ def simulated(pools: Any, load: dict[str, Any], factor: float) -> dict[str, Any]
     return {times["metric"]: times for times in found["times"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("load", "confidence"), [(RATE, 80), ({"concurrency": 48, "requests": 600}, 50)], ids=["rate", "clients"]
 )
@@ -72,6 +73,7 @@ def test_the_pools_are_those_whose_simulated_percentiles_meet_the_targets(
         pytest.fail("the row is not among the layouts that were simulated")
 
 
+@pytest.mark.long
 def test_no_smaller_pools_would_pass() -> None:
     limit = 0.25
     _, row = planned(**RATE, max_ttft_seconds=limit, ttft_percentile=90, confidence=50)

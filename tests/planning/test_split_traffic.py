@@ -110,6 +110,7 @@ def planned(limits: Any, model: str = MODEL, gpus: tuple[str, ...] = ("h100",), 
     return document
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "limits", "scale"),
     [("vllm", {"ttft p99": 0.5, "tpot p90": 0.011}, 2.0), ("sglang", {"ttft mean": 0.2}, 3.0),
@@ -126,6 +127,7 @@ def test_a_trace_is_served_by_no_more_pools_than_it_needs(bursts: str, engine: s
     assert {one["seed"] for one in shown} == {None}
 
 
+@pytest.mark.long
 def test_prefixes_that_a_trace_names_save_prefill_instances(shared: str) -> None:
     limits = {"ttft p99": 0.4}
     row = split_row(planned(limits, trace=shared))
@@ -164,6 +166,7 @@ HALF: dict[str, Any] = {"prefix_hit_rate": 0.5}
 TIMES = {"ttft p99": 0.3, "tpot p90": 0.012}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "engine", "rate", "limits", "more"),
     [
@@ -264,6 +267,7 @@ def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Path) ->
     assert json.loads(kvcalc("batch", file).out) == found
 
 
+@pytest.mark.long
 def test_the_screen_shows_pools_for_a_trace(kvcalc: Any, bursts: str) -> None:
     words = ("plan", MODEL, "--gpu", "h100,h200", "--max-ttft", "500ms", "--trace", bursts, "--simulate", "2",
              "--scale-rate", "3", "--disaggregate", "--transfer-bandwidth", LINK, "--format", "human")  # fmt: skip
@@ -281,6 +285,7 @@ def cost_of(row: Any) -> float:
     return sum(PRICES[pools[role]["gpu"]] * int(pools[role]["num_devices"]) for role in ROLES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("confidence", "requests"), [at_night(50, 300), (80, 150)])
 def test_pools_on_two_kinds_of_device_are_judged_by_percentiles(confidence: int, requests: int) -> None:
     limits = {"ttft p90": 0.6, "tpot p90": 0.02}

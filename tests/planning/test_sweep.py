@@ -49,6 +49,7 @@ def check_against_estimates(name: str, found: Sweep, **options: Any) -> int:
     return compared
 
 
+@pytest.mark.long
 @every_row("name", preset_names())
 def test_every_preset_has_the_estimates_figures(name: str) -> None:
     found = grid(name, (1, 127, 4097, 70_001), (1, 7), sizes=(1, 2))

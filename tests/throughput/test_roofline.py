@@ -21,6 +21,7 @@ ENGINES = ("logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "transforme
 MODELS = ("llama-3-8b", "deepseek-v3", "gpt-oss-120b", "gemma-3-27b", "qwen3-next-80b-a3b")
 
 
+@pytest.mark.long
 @every_row("engine", ENGINES)
 @every_row("gpu", ["h100", "a100", "rtx-4090", "m2-ultra", "mi300x", "t4"])
 @every_row("name", MODELS)
