@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvcalc.errors import UsageError, nearest
 from kvcalc.records import NamedTuple
 
@@ -103,13 +105,26 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def parse_dtype(text: str, option: str) -> Dtype:
-    """The type called `text`, ignoring case. Raises UsageError with the nearest names if it is unknown."""
+# What users call types of weights: methods that make them, and the bits of llama.cpp's files. They say too little to be
+# a type, and are hints.
+_LIKELY = {
+    **dict.fromkeys(("awq", "gptq", "w4a16", "autoround"), "int4"), **dict.fromkeys(("w8a8", "w8a16"), "int8"),
+    "q2": "q2_k", "q3": "q3_k_m", "q4": "q4_k_m", "q5": "q5_k_m", "q6": "q6_k", "q8": "q8_0",
+}  # fmt: skip
+
+
+def parse_dtype(text: str, option: str, others: Iterable[str] = ()) -> Dtype:
+    """The type called `text`, ignoring case. Raises UsageError with the nearest names if it is unknown.
+
+    `others` are names that would also be right.
+    """
     name = text.casefold()
     found = DTYPES.get(_ALIASES.get(name, name))
     if found is None:
-        hint = nearest(text, (*DTYPES, *_ALIASES)) or f"one of {', '.join(DTYPES)}"
-        raise UsageError(f"{option} {text[:40]!a}: not a dtype", hint)
+        known = (*DTYPES, *others)
+        likely = _LIKELY.get(name)
+        hint = f"did you mean {likely}?" if likely in known else nearest(text, (*known, *_ALIASES))
+        raise UsageError(f"{option} {text[:40]!a}: not a dtype", hint or f"one of {', '.join(known)}")
     return found
 
 
@@ -124,7 +139,7 @@ def parse_weight_dtype(text: str | None) -> Dtype | None:
     name = text.casefold()
     found = FILE_TYPES.get(name) or GGUF_TYPES.get(name) or MLX_TYPES.get(name)
     found = found or MLX_TYPES.get(f"mlx-{name}" if "bit" in name else "")
-    return found or parse_dtype(text, "--dtype")
+    return found or parse_dtype(text, "--dtype", (*FILE_TYPES, *MLX_TYPES))
 
 
 def pair(k: Dtype, v: Dtype) -> Dtype:

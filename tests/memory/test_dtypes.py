@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from kvcalc.errors import UsageError
-from kvcalc.memory.dtypes import DTYPES, bytes_of, check_rows, parse_dtype
+from kvcalc.memory.dtypes import DTYPES, bytes_of, check_rows, parse_dtype, parse_weight_dtype
 
 BITS_WITH_SCALES: dict[str, Fraction | int] = {
     "fp32": 32,
@@ -54,3 +54,30 @@ def test_partial_blocks_are_refused() -> None:
     with pytest.raises(UsageError, match="row of 33"):
         check_rows((64, 33), DTYPES["q4_0"])
     check_rows((64, 32), DTYPES["q4_0"])
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("awq", "did you mean int4?"), ("GPTQ", "did you mean int4?"), ("w8a8", "did you mean int8?"),
+        ("q4", "did you mean q4_k_m?"), ("q6", "did you mean q6_k?"), ("q4_k_n", "did you mean q4_k_s or q4_k_m"),
+        ("mlx-4bits", "did you mean mlx-4bit"),
+    ],
+)  # fmt: skip
+def test_a_type_of_weights_that_is_nearly_right_is_named(text: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="not a dtype") as raised:
+        parse_weight_dtype(text)
+    assert raised.value.hint is not None
+    assert raised.value.hint.startswith(hint)
+
+
+def test_what_is_no_type_at_all_lists_those_of_weights_and_of_a_cache() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_weight_dtype("zzzzzzzz")
+    assert all(name in str(raised.value.hint) for name in ("bf16", "q4_k_m", "mlx-4bit"))
+    with pytest.raises(UsageError) as raised:
+        parse_dtype("awq", "--kv-dtype")
+    assert "int4" in str(raised.value.hint)
+    with pytest.raises(UsageError) as raised:
+        parse_dtype("q4", "--kv-dtype")
+    assert "q4_k_m" not in str(raised.value.hint)
