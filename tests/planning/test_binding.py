@@ -75,3 +75,25 @@ def test_one_layout_that_is_fast_enough_alone_is_enough() -> None:
 
     assert trouble(0.05) is None
     assert "TPOT of one request is" in trouble(0.001).reason
+
+
+def test_a_time_that_is_hardly_known_is_named_where_it_binds() -> None:
+    asked: dict[str, Any] = {"input_tokens": 2048, "output_tokens": 300, "requests_per_second": 10.0}
+    limits: dict[str, Any] = {"max_ttft_seconds": 3.0, "max_tpot_seconds": 0.5}
+
+    def notes(engine: str, **more: Any) -> tuple[list[str], Any]:
+        found = kvcalc.plan("llama-3.3-70b", ["h100"], engine=engine, **asked, **limits, **more)
+        return [note["text"] for note in found["warnings"] if note["code"] == "wide-range"], found["best"]
+
+    (text,), best = notes("sglang")
+    factor = best["ttft_judged_seconds"] / best["ttft_seconds"]
+    assert factor > 2
+    assert text.startswith("TTFT binds, and is judged at ")
+    assert "--confidence 50" in text
+    assert notes("sglang", confidence=50)[0] == []
+    assert notes("vllm")[0] == []
+    # Two pools say it too.
+    split = kvcalc.plan(
+        "llama-3.3-70b", ["h100"], engine="sglang", disaggregate=True, transfer="infiniband-400g", **asked, **limits
+    )
+    assert any(note["code"] == "wide-range" for note in split["warnings"])

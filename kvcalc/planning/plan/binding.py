@@ -1,16 +1,22 @@
-"""What binds a plan: the memory of a replica, or the time that a request alone takes."""
+"""What binds a plan: the memory of a replica, how little is known of a time, or the time that a request alone takes."""
 
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import KvcalcError
 from kvcalc.notes import Note
 from kvcalc.planning.plan.replicas import OnePool, shapes_of
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, probe
 
+if TYPE_CHECKING:
+    from kvcalc.planning.plan.judge import Judge, Layout
+
 # The type that is tried in the cache and in the weights. It may be the one that they have.
 _SMALLER = "fp8"
+# A time that is judged at so many times its estimate is hardly known.
+_FAR = 2.0
 
 
 def memory_notes(layout: OnePool) -> list[Note]:
@@ -37,6 +43,21 @@ def memory_notes(layout: OnePool) -> list[Note]:
             more.append(f"{most:,} with {option} {_SMALLER}")
     text = f"memory binds: a replica holds {held:,} {'request' if held == 1 else 'requests'} at once"
     return [Note("plans", "memory-binds", ", ".join([text, *more]))]
+
+
+def range_notes(judge: Judge, layout: Layout) -> list[Note]:
+    """A note if the time that is nearest to its target is judged far above its estimate."""
+    finalist = judge.at(layout, layout.numbers) if judge.targets.limits else None
+    metric = None if finalist is None else finalist.judged.worst_metric
+    if metric not in ("ttft", "tpot"):
+        return []
+    estimate, judged = layout.times()[metric]
+    if judged < _FAR * estimate:
+        return []
+    text = (
+        f"{metric.upper()} binds, and is judged at {judged / estimate:.1f} times its estimate: so little is known of it"
+    )
+    return [Note("plans", "wide-range", f"{text} here. --confidence 50 plans with the estimate")]
 
 
 def too_slow_alone(traffic: Traffic, kind: Platform) -> Trouble | None:

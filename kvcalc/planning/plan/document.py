@@ -17,7 +17,7 @@ from kvcalc.model.describe import describe_model
 from kvcalc.model.layout import LayoutAsked
 from kvcalc.notes import Note, describe_notes
 from kvcalc.parallel import each
-from kvcalc.planning.plan.binding import memory_notes
+from kvcalc.planning.plan.binding import memory_notes, range_notes
 from kvcalc.planning.plan.finalists import find_replicas
 from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
@@ -277,7 +277,9 @@ def _planned(traffic: Traffic, simulation: Simulates, num_simulated: int | None,
     row = _row(traffic, kind, found, judge, checkpoint_of(traffic.question.model, kind.dtype))
     speed = found.probe.speed if isinstance(found, OnePool) else None
     refusal = found if isinstance(found, KvcalcError) else None
-    notes = [*judge.notes(), *(memory_notes(found) if isinstance(found, OnePool) else ())]
+    notes = judge.notes()
+    if isinstance(found, OnePool):
+        notes += memory_notes(found) + range_notes(judge, found)
     return _Planned(refusal, row, [] if speed is None else about_speed(speed), notes, judge.describe())
 
 

@@ -11,6 +11,7 @@ from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.planning.plan.binding import range_notes
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.platforms import joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances
@@ -230,7 +231,7 @@ def describe_split(
     paid = tokens_per_second / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     row.update(describe_energy(found, traffic.lengths))
-    return row, [*_notes(found.kinds.decode, answers), *judge.notes()]
+    return row, [*_notes(found.kinds.decode, answers), *judge.notes(), *range_notes(judge, found)]
 
 
 def _limited(found: TwoPools) -> TwoPools:
