@@ -145,3 +145,21 @@ def test_pools_that_are_too_slow_for_one_request_are_shown(kvcalc: Any) -> None:
     shown = kvcalc(*words.split(), *more.split())
     assert "one by one" in shown.out
     assert "internal error" not in shown.err
+
+
+@pytest.mark.parametrize("kind", ["vllm", "compose", "k8s"])
+def test_a_plan_for_users_is_emitted(kvcalc: Any, kind: str) -> None:
+    words = f"plan {MODEL} --gpu h100 --engine vllm --input-tokens 1k --output-tokens 200 --users 100 --think-time 30s"
+    emitted = kvcalc(*words.split(), "--emit", kind)
+    assert emitted.status == 0
+    if kind != "vllm":
+        assert "Planned for requests of 100 users, 30 s between messages, of 1,024 + 200 tokens" in emitted.out
+
+
+def test_the_report_of_a_plan_for_users_has_their_number(kvcalc: Any, tmp_path: Any) -> None:
+    report = tmp_path / "plan.html"
+    words = f"plan {MODEL} --gpu h100 --engine vllm --input-tokens 1k --output-tokens 200 --users 100 --think-time 30s"
+    assert kvcalc(*words.split(), "--report", report).status == 0
+    page = report.read_text(encoding="utf-8")
+    assert "serve 100 users" in page
+    assert "100 users, 30 s between messages" in page

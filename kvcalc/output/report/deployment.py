@@ -189,8 +189,9 @@ def check(document: Document) -> Answer:
 
 
 def _load(targets: Document) -> tuple[str, float | None]:
-    if targets["concurrency"]:
-        return "clients", float(targets["concurrency"])
+    for name, unit in (("users", "users"), ("concurrency", "clients")):
+        if targets[name]:
+            return unit, float(targets[name])
     return "requests per second", targets["requests_per_second"]
 
 

@@ -179,8 +179,12 @@ def _name_of(model: str) -> str:
 
 def _comments(document: Mapping[str, Any], used: str) -> list[str]:
     best, targets = document["best"], document["targets"]
-    load = f"{targets['concurrency']:,} concurrent requests" if targets["concurrency"] is not None else None
-    load = load or f"{targets['requests_per_second']:g} requests per second"
+    if targets["users"] is not None:
+        load = f"requests of {targets['users']:,} users, {targets['think_seconds']:g} s between messages,"
+    elif targets["concurrency"] is not None:
+        load = f"{targets['concurrency']:,} concurrent requests"
+    else:
+        load = f"{targets['requests_per_second']:g} requests per second"
     lengths = document["lengths"]
     asked = f"{load} of {lengths['input_tokens']:,.0f} + {lengths['output_tokens']:,.0f} tokens"
     if document["router"] is not None and (best["replicas"] or 1) > 1:
