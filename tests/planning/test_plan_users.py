@@ -132,6 +132,10 @@ def test_the_headline_says_the_rate_of_users(kvcalc: Any) -> None:
     shown = kvcalc(*words, "--users", "100", "--think-time", "30s", "--format", "human")
     assert "100 users, 30 s between messages = 3." in " ".join(shown.out.split())
     assert "requests per second and " in " ".join(shown.out.split())
+    more = kvcalc(*words, "--users", "100", "--think-time", "30s", "--headroom", "50%", "--format", "human")
+    assert "100 users and 50% more, 30 s between messages = 4." in " ".join(more.out.split())
+    running = int(" ".join(more.out.split()).partition(" in flight")[0].rpartition(" ")[2])
+    assert 5 <= running <= 12
     sessions = kvcalc(*words, "--users", "100", "--sessions", SESSIONS, "--format", "human")
     text = " ".join(sessions.out.split())
     assert "sessions of 4 turns that grow by 1,500 tokens each, 100 users, 10 s between messages" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
@@ -121,12 +122,7 @@ def question_of(document: Mapping[str, Any]) -> str:
         parts.append(f"{count(targets['num_requests'])} requests within {format_hours(targets['deadline_seconds'])}")
         parts[-1] += f" = {needed}"
     elif targets["users"]:
-        pause, best = targets["think_seconds"], document["best"]
-        parts.append(f"{count(targets['users'])} users, {duration(pause)} between messages")
-        if best is not None:
-            arriving = best["requests_per_second"]
-            parts[-1] += f" = {requests_per_second(arriving)}"
-            parts[-1] += f" and {count(round(targets['users'] - arriving * pause))} in flight"
+        parts.append(_users_text(document))
     elif targets["concurrency"]:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:
@@ -134,11 +130,22 @@ def question_of(document: Mapping[str, Any]) -> str:
     if targets["session_turns"]:
         grow = f"{count(targets['session_growth_tokens'])} tokens each"
         parts.insert(1, f"sessions of {count(targets['session_turns'])} turns that grow by {grow}")
-    if document["headroom"]:
+    if document["headroom"] and not targets["users"]:
         parts[-1] += f" and {document['headroom']:.0%} more"
     if len(document["engines"]) == 1:
         parts.append(document["engines"][0])
     return ", ".join(parts)
+
+
+def _users_text(document: Mapping[str, Any]) -> str:
+    """The users of a plan, the rate that they make, and how many of their requests are in flight."""
+    users, pause, more = document["targets"]["users"], document["targets"]["think_seconds"], document["headroom"]
+    text = f"{count(users)} users{f' and {more:.0%} more' if more else ''}, {duration(pause)} between messages"
+    if document["best"] is None:
+        return text
+    arriving = document["best"]["requests_per_second"]
+    running = max(0, round(ceil(users * (1 + more)) - arriving * pause))
+    return f"{text} = {requests_per_second(arriving)} and {count(running)} in flight"
 
 
 def targets_text(targets: Mapping[str, Any]) -> str:
