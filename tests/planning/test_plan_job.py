@@ -102,3 +102,16 @@ def test_thousands_and_hours() -> None:
     for text in ("k", "1.0005k", "-3", "10G"):
         with pytest.raises(UsageError):
             parse_requests(text, "--requests")
+
+
+def test_the_cheapest_device_for_a_job_is_by_its_tokens() -> None:
+    """Its rows have no time to first token, which the comparison with faster devices took for a number."""
+    found = kvcalc.plan(
+        MODEL, ["h100", "l40s"], prices={"h100-sxm": 2.0, "l40s": 1.0}, requests=20_000, deadline_seconds=2 * HOUR,
+        **{**JOB, "output_tokens": 1},
+    )  # fmt: skip
+    assert found["ranked_by"] == "cost_per_million_output_tokens"
+    assert found["gives_up"] is None
+    costs = [row["cost_per_million_output_tokens"] or 0.0 for row in found["plans"]]
+    assert found["best"] is not None
+    assert found["best"]["cost_per_million_output_tokens"] == min(costs)
