@@ -183,8 +183,8 @@ def close_price(rows: Sequence[documents.PlanRow], best: documents.PlanRow | Non
 def given_up(rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking) -> str | None:
     """What a row that is ranked by its cost per token gives up: the fastest other row, and what it costs.
 
-    None if no other row is much faster, if rows are ranked by something else, or if nobody waits for a token, as in a job
-    with a deadline.
+    None if no other row is much faster, if rows are ranked by something else, or if nobody waits for a token, as in a
+    job with a deadline.
     """
     if best is None or key != "cost_per_million_output_tokens" or best["ttft_seconds"] is None:
         return None
