@@ -77,6 +77,8 @@ def table() -> str:
     blocks: dict[str, list[list[str]]] = {}
     for path in sorted(RESULTS.glob("*_*_*.json")):
         record = json.loads(path.read_text())
+        if "points" in record:
+            continue  # a profile, for `add`
         blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
     measured: dict[str, list[dict[str, str]]] = {}
     for point in points():
