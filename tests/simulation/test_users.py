@@ -176,3 +176,16 @@ def test_the_first_line_says_what_the_users_make(kvcalc: Any) -> None:
     assert in_flight == pytest.approx(rate * found["times"][3]["mean_seconds"], abs=1)
     screen = kvcalc(*words, "--users", 100, "--think-time", "20s", "--format", "human").out.replace("\n", " ")
     assert f"100 users, 20 s between messages = {rate:.3g} requests per second and {in_flight} in flight" in screen
+
+
+@pytest.mark.parametrize(
+    ("beside", "option"), [({"prefix_hit_rate": 0.5}, "--prefix-hit-rate"), ({"prefix_tokens": 64}, "--prefix-tokens")]
+)
+def test_sessions_say_what_is_found_again(kvcalc: Any, beside: dict[str, float], option: str) -> None:
+    """The sessions or the other one was ignored."""
+    (value,) = beside.values()
+    words = "--gpu h100 --engine vllm --input-tokens 100 --output-tokens 10 --users 9".split()
+    for command in ("simulate", "plan"):
+        refused = kvcalc(command, MODEL, *words, "--sessions", "turns:2,growth:5,think:1s", option, value)
+        assert refused.status == 2
+        assert f"{option}: --sessions say what is found again" in refused.err

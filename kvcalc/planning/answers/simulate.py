@@ -133,13 +133,14 @@ def ask_about(question: Question, load: Load) -> Asked:
             "--context auto: requests that are too long for the cache are refused anyway", "remove --context"
         )
     speed = question.speed_asked
-    if load.distinct_prompts is not None:
-        for is_given, option in (
-            (question.reuse is not None and question.reuse.prefix_tokens, "--prefix-tokens"),
-            (speed.prefix_hit_rate, "--prefix-hit-rate"),
-        ):
-            if is_given:
-                raise UsageError(f"{option}: whole prompts are found with --distinct-prompts", "leave it out")
+    finds = "whole prompts are found with --distinct-prompts" if load.distinct_prompts is not None else None
+    finds = finds if load.sessions is None else "--sessions say what is found again"
+    for is_given, option in (
+        (question.reuse is not None and question.reuse.prefix_tokens, "--prefix-tokens"),
+        (speed.prefix_hit_rate, "--prefix-hit-rate"),
+    ):
+        if is_given and finds is not None:
+            raise UsageError(f"{option}: {finds}", "leave it out")
     notes: list[Note] = []
     requests = requests_of(load, speed.prefix_hit_rate, notes)
     devices, question = question.devices, with_engine(question)
