@@ -13,6 +13,11 @@ Result = TypeVar("Result")
 _inherited: list[tuple[Callable[[Any], Any], Sequence[Any]]] = []
 
 
+def processes(jobs: int | None, items: int) -> int:
+    """How many processes compute so many items if `jobs` were asked for, or one for each core if None."""
+    return min(jobs or os.cpu_count() or 1, items) if hasattr(os, "fork") else 1
+
+
 def each(
     function: Callable[[Item], Result],
     items: Sequence[Item],
@@ -24,8 +29,8 @@ def each(
     `progress` is called with the number of results, and of items. Results are sent between processes, so they must be
     plain data. Raises what `function` raises.
     """
-    jobs = min(jobs or os.cpu_count() or 1, len(items))
-    if jobs < 2 or not hasattr(os, "fork"):
+    jobs = processes(jobs, len(items))
+    if jobs < 2:
         return _counted(map(function, items), len(items), progress)
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context

@@ -1,6 +1,5 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional, Union
@@ -67,6 +66,7 @@ def answer(
     `jobs` is the number of processes, None for one of each core. One alone calls `progress` with the simulated
     requests, several call `of_kinds` with the kinds of device that are done.
     """
+    from kvcalc.parallel import processes
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import COMMON_GPUS, parse_price
     from kvcalc.planning.plan.document import plan as ask
@@ -84,7 +84,7 @@ def answer(
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
     engines = parse_engines(o.names_of(given["engine"], "--engine"))
     num_dtypes = len(o.names_of(given["dtype"], "--dtype")) or 1
-    jobs = min(jobs or os.cpu_count() or 1, len(gpus) * len(engines) * num_dtypes)
+    jobs = processes(jobs, len(gpus) * len(engines) * num_dtypes)
     return ask(
         # The link is that of --disaggregate here, and no cache that is used again.
         question_of(

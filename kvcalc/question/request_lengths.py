@@ -57,10 +57,6 @@ class Lengths(NamedTuple):
             held_tokens=self.held_tokens + mean,
         )  # fmt: skip
 
-    def first_turn(self, sessions: Sessions) -> int:
-        """The tokens of the first prompt of sessions whose turns have these lengths (`of_turns`)."""
-        return self.input_tokens - (sessions.turns - 1) * sessions.growth_tokens // 2
-
     def describe(self) -> documents.PlanLengths:
         """The `lengths` part of a plan's document."""
         hidden = ("longest_prompt", "reached_tokens")

@@ -19,10 +19,10 @@ class Sessions(NamedTuple):
     growth_tokens: int
     think_seconds: float = 0.0
 
-    def repeated_share(self, first_tokens: float) -> float:
-        """The share of the prompts' tokens that the turns before had, if the first one has `first_tokens`."""
-        grown = (self.turns - 1) * self.growth_tokens
-        return 1 - (first_tokens + grown) / (self.turns * (first_tokens + grown / 2))
+    def repeated_share(self, mean_tokens: float) -> float:
+        """The share of the prompts' tokens that the turns before had. `mean_tokens` are those of a prompt."""
+        new_tokens = mean_tokens + (self.turns - 1) * self.growth_tokens / 2  # those of the last turn
+        return 1 - new_tokens / (self.turns * mean_tokens)
 
 
 def parse_sessions(text: str, option: str) -> Sessions:

@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
-from kvcalc.planning.plan.targets import Targets, check_load
+from kvcalc.planning.plan.targets import Targets, check_arrivals
 from kvcalc.question.request_lengths import one_length
 from kvcalc.question.sessions import Sessions
 
@@ -91,10 +91,8 @@ def test_the_lengths_of_sessions_are_those_of_all_turns() -> None:
     # Turns of 1,000, 2,500, 4,000 and 5,500 tokens.
     assert lengths["input_tokens"] == 3250
     assert lengths["longest_tokens"] == one_length(1000, 200).longest_tokens + 4500
-    sessions = Sessions(4, 1500)
-    assert one_length(1000, 200).of_turns(sessions).first_turn(sessions) == 1000
     # 5,500 of 13,000 tokens are new.
-    assert sessions.repeated_share(1000) == pytest.approx(1 - 5500 / 13000)
+    assert Sessions(4, 1500).repeated_share(3250) == pytest.approx(1 - 5500 / 13000)
     too_long = kvcalc.plan("llama-3-8b", ["h100"], users=10, sessions="turns:9,growth:1000,think:1s", **ASK)
     assert "requests of 9,200 tokens exceed the limit" in str(too_long["plans"][0]["reason"])
 
@@ -121,10 +119,10 @@ def test_separate_pools_serve_users() -> None:
 def test_a_plan_has_one_load(load: dict[str, Any], said: str | None) -> None:
     targets = Targets(load.pop("concurrency", None), load.pop("requests_per_second", None), **load)
     if said is None:
-        check_load(targets)
+        check_arrivals(targets)
         return
     with pytest.raises(UsageError, match=said):
-        check_load(targets)
+        check_arrivals(targets)
 
 
 def test_the_headline_says_the_rate_of_users(kvcalc: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from kvcalc.units import format_size
@@ -72,6 +73,21 @@ def duration_or_overloaded(seconds: float | str | None) -> str:
 def requests_per_second(value: float) -> str:
     """A rate of requests with three digits, such as `1 request per second`."""
     return f"{rate(value)} request{'' if value == 1 else 's'} per second"
+
+
+def users_text(users: int, think_seconds: float, arriving: float | None, headroom: float = 0.0) -> str:
+    """Users, the requests per second that they make (None is not known), and how many of these are in flight."""
+    more = f" and {headroom:.0%} more" if headroom else ""
+    text = f"{count(users)} users{more}, {duration(think_seconds)} between messages"
+    if arriving is None:
+        return text
+    running = max(0, round(ceil(users * (1 + headroom)) - arriving * think_seconds))
+    return f"{text} = {requests_per_second(arriving)} and {count(running)} in flight"
+
+
+def sessions_text(turns: int, growth_tokens: int) -> str:
+    """Sessions whose context grows."""
+    return f"sessions of {count(turns)} turns that grow by {growth_tokens:,} tokens each"
 
 
 def rate(value: float | None) -> str:

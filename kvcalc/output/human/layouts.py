@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
@@ -17,9 +16,11 @@ from kvcalc.output.human.figures import (
     percent,
     rate,
     requests_per_second,
+    sessions_text,
     size,
     split,
     text,
+    users_text,
 )
 from kvcalc.output.human.tables import Column, Text
 from kvcalc.units import format_hours
@@ -122,30 +123,19 @@ def question_of(document: Mapping[str, Any]) -> str:
         parts.append(f"{count(targets['num_requests'])} requests within {format_hours(targets['deadline_seconds'])}")
         parts[-1] += f" = {needed}"
     elif targets["users"]:
-        parts.append(_users_text(document))
+        arriving = document["best"] and document["best"]["requests_per_second"]
+        parts.append(users_text(targets["users"], targets["think_seconds"], arriving, document["headroom"]))
     elif targets["concurrency"]:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:
         parts.append(requests_per_second(targets["requests_per_second"]))
     if targets["session_turns"]:
-        grow = f"{count(targets['session_growth_tokens'])} tokens each"
-        parts.insert(1, f"sessions of {count(targets['session_turns'])} turns that grow by {grow}")
+        parts.insert(1, sessions_text(targets["session_turns"], targets["session_growth_tokens"]))
     if document["headroom"] and not targets["users"]:
         parts[-1] += f" and {document['headroom']:.0%} more"
     if len(document["engines"]) == 1:
         parts.append(document["engines"][0])
     return ", ".join(parts)
-
-
-def _users_text(document: Mapping[str, Any]) -> str:
-    """The users of a plan, the rate that they make, and how many of their requests are in flight."""
-    users, pause, more = document["targets"]["users"], document["targets"]["think_seconds"], document["headroom"]
-    text = f"{count(users)} users{f' and {more:.0%} more' if more else ''}, {duration(pause)} between messages"
-    if document["best"] is None:
-        return text
-    arriving = document["best"]["requests_per_second"]
-    running = max(0, round(ceil(users * (1 + more)) - arriving * pause))
-    return f"{text} = {requests_per_second(arriving)} and {count(running)} in flight"
 
 
 def targets_text(targets: Mapping[str, Any]) -> str:

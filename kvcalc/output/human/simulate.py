@@ -14,6 +14,8 @@ from kvcalc.output.human.figures import (
     name_engine,
     rate,
     requests_per_second,
+    sessions_text,
+    users_text,
 )
 from kvcalc.output.human.fit import describe_devices
 from kvcalc.output.human.tables import Text, plain_table
@@ -79,9 +81,7 @@ def describe_load(document: Mapping[str, Any]) -> str:
             f" at {load['scale_rate']:g} times its rate" if load["scale_rate"] != 1 else ""
         )
     elif load["arrivals"] == "users":
-        arriving, pause = document["results"]["requests_per_second"], load["think_seconds"]
-        how = f"{count(load['users'])} users, {duration(pause)} between messages = {requests_per_second(arriving)}"
-        how += f" and {count(round(load['users'] - arriving * pause))} in flight"
+        how = users_text(load["users"], load["think_seconds"], document["results"]["requests_per_second"])
     elif load["arrivals"] == "closed_loop":
         how = "1 client" if load["concurrency"] == 1 else f"{count(load['concurrency'])} clients"
     else:
@@ -104,7 +104,7 @@ def lengths_text(load: Mapping[str, Any]) -> str:
     if None not in texts and all(each.isdigit() for each in texts):
         text = f"{int(texts[0]):,} tokens in, {int(texts[1]):,} out, varying by a third"
     turns, growth = load["session_turns"], load["session_growth_tokens"]
-    return text if turns is None else f"{text}, sessions of {count(turns)} turns that grow by {growth:,} tokens each"
+    return text if turns is None else f"{text}, {sessions_text(turns, growth)}"
 
 
 def _prefill(prefill: documents.SimulatePrefill) -> str:

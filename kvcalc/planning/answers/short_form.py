@@ -23,9 +23,9 @@ def short_form_of(case: Case, model: SpeedModel, notes: list[Note]) -> Served | 
     most = most_at_once(case, budget(case))
     places = places_of(case, wanted_requests(case, most))
     clients = asked.concurrency or int(places)
-    found = max(asked.prefix_hit_rate, 0.0 if case.engine.prefixes_off else asked.repeated_share)
+    hit_share = max(asked.prefix_hit_rate, 0.0 if case.engine.prefixes_off else asked.repeated_share)
     short = serve(
-        model, prompt, answer, clients, places, found * prompt, step_rules(case, most),
+        model, prompt, answer, clients, places, hit_share * prompt, step_rules(case, most),
         is_benchmark=asked.benchmark,
     )  # fmt: skip
     return Served(

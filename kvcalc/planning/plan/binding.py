@@ -65,11 +65,11 @@ def too_slow_alone(traffic: Traffic, kind: Platform) -> Trouble | None:
     trouble = None
     for shape in shapes_of(traffic, kind):
         try:
-            found = probe(traffic, kind, shape, 1)
+            alone = probe(traffic, kind, shape, 1)
         except KvcalcError:  # the model cannot be split this way
             continue
-        if found.trouble is None:
+        if alone.trouble is None:
             return None
-        if found.speed is not None:  # it fits
-            trouble = found.trouble._replace(reason=f"{shape}: {found.trouble.reason}")
+        if alone.speed is not None:  # it fits
+            trouble = alone.trouble._replace(reason=f"{shape}: {alone.trouble.reason}")
     return trouble

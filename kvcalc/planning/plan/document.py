@@ -23,7 +23,7 @@ from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.planned import PlannedLoad
 from kvcalc.planning.plan.replicas import TIMES, OnePool
-from kvcalc.planning.plan.targets import METRICS, MOST_BUSY, Targets, check_load, check_percentiles
+from kvcalc.planning.plan.targets import METRICS, MOST_BUSY, Targets, check_arrivals, check_percentiles
 from kvcalc.planning.plan.traffic import (
     Platform,
     Traffic,
@@ -133,10 +133,8 @@ def plan(
         raise UsageError("--headroom: --trace has its own rate", f"--scale-rate {1 + headroom:g}")
     asked, targets = targets, targets.larger(headroom)
     simulation = simulation or PlannedLoad(lengths)
-    check_load(targets)
+    check_arrivals(targets)
     if targets.sessions is not None:
-        if speed.prefix_hit_rate:
-            raise UsageError("--prefix-hit-rate: --sessions say what is found again", "leave it out")
         lengths = lengths.of_turns(targets.sessions)
     lengths = lengths.within(question.model.longest_context)
     traffic = Traffic(

@@ -113,11 +113,11 @@ def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated:
     """The fewest replicas whose simulation meets the targets. At most `num_simulated` layouts are simulated."""
     traffic = traffic._replace(most_busy=traffic.targets.most_busy)
     most = num_simulated or DEFAULT_FINALISTS
-    found = find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
-    if isinstance(found, Trouble) and traffic.targets.limits and not judge.describe():
+    winner = find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
+    if isinstance(winner, Trouble) and traffic.targets.limits and not judge.describe():
         # No layout was simulated, because all need too many devices. With more, they may still be too slow.
-        return too_slow_alone(traffic, kind) or found
-    return found
+        return too_slow_alone(traffic, kind) or winner
+    return winner
 
 
 def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[list[OnePool], Trouble | None]]:

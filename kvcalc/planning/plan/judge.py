@@ -186,8 +186,8 @@ class Judge:
         What is printed then is what was compared with the targets.
         """
         has_means = self.targets.limits and self.targets.highest_percentile is None
-        found = self._found.get((layout.key, layout.numbers)) if has_means else None
-        return None if found is None or found.judged.step_factor != 1 else found.judged.simulated
+        finalist = self._found.get((layout.key, layout.numbers)) if has_means else None
+        return None if finalist is None or finalist.judged.step_factor != 1 else finalist.judged.simulated
 
     def describe_limits(self, layout: Layout) -> dict[str, float | int | None]:
         """The simulated times of a layout that have a target, and the number of requests, for its row in the plan."""

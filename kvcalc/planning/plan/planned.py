@@ -134,10 +134,7 @@ class PlannedLoad(NamedTuple):
                 load = load._replace(prompt=prompt, answer=answer)
             number = 1 if are_alike else num_requests
             return load._replace(concurrency=1, num_requests=number, sessions=targets.sessions, has_run=True)
-        load = load._replace(
-            requests_per_second=targets.requests_per_second, concurrency=targets.concurrency, users=targets.users,
-            think_time=targets.think_time, sessions=targets.sessions, burstiness=self.burstiness,
-        )  # fmt: skip
+        load = targets.arrivals(load)._replace(burstiness=self.burstiness)
         if targets.clients is None and targets.highest_percentile is not None:
             return load
         # All clients start together, and at a rate the last requests are alone. So a run goes on until what is judged

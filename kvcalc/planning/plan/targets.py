@@ -15,6 +15,7 @@ from kvcalc.question.lengths import known_lengths
 from kvcalc.question.question import Question
 from kvcalc.question.sessions import Sessions
 from kvcalc.records import NamedTuple
+from kvcalc.simulation.loads.load import Load, check_load
 from kvcalc.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -68,12 +69,19 @@ class Targets(NamedTuple):
     @property
     def clients(self) -> int | None:
         """The clients that send the next request after each answer. None if requests arrive at a rate."""
-        return self.concurrency if self.users is None else self.users
+        return self.arrivals(Load()).clients
 
     @property
     def think_seconds(self) -> float:
         """How long a client thinks on average before it sends the next request."""
-        return self.think_time or (0.0 if self.sessions is None else self.sessions.think_seconds)
+        return self.arrivals(Load()).think_seconds
+
+    def arrivals(self, load: Load) -> Load:
+        """A load whose requests arrive as these do."""
+        return load._replace(
+            requests_per_second=self.requests_per_second, concurrency=self.concurrency, users=self.users,
+            think_time=self.think_time, sessions=self.sessions,
+        )  # fmt: skip
 
     @property
     def limits(self) -> list[Limit]:
@@ -142,15 +150,10 @@ class Targets(NamedTuple):
         )  # fmt: skip
 
 
-def check_load(targets: Targets) -> None:
+def check_arrivals(targets: Targets) -> None:
     """Raise UsageError (exit 2) for no load or two, or for users who do not think. A trace has a rate."""
-    from kvcalc.simulation.loads import load
-
     any_length = known_lengths(1)
-    load.check_load(load.Load(
-        any_length, any_length, targets.requests_per_second, targets.concurrency, users=targets.users,
-        think_time=targets.think_time, sessions=targets.sessions,
-    ))  # fmt: skip
+    check_load(targets.arrivals(Load(any_length, any_length)))
 
 
 def of_job(targets: Targets, num_requests: int | None, deadline_seconds: float) -> Targets:

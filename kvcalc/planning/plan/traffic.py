@@ -238,7 +238,7 @@ def serving_question(traffic: Traffic, kind: Platform, shape: Layout, running: i
     )
     if sessions is not None:
         # As if the cache kept all of them. The simulation has its room.
-        speed = speed._replace(repeated_share=sessions.repeated_share(lengths.first_turn(sessions)))
+        speed = speed._replace(repeated_share=sessions.repeated_share(lengths.input_tokens))
     return replica._replace(speed=speed)
 
 

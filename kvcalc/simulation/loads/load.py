@@ -39,9 +39,9 @@ MEANS_AND_P99: tuple[Statistic, ...] = tuple((metric, at) for metric in ("ttft",
 class Requests(NamedTuple):
     """The requests of a load, in the order of their arrival. There is no end of them if `number` is None.
 
-    `longest_tokens` are those of the longest request, `longest_prompt` and `shortest_prompt` of prompts, and
-    `block_tokens` those of a block that a trace names. If only the mean length of requests was given, `varies_around`
-    is that mean in tokens, else None.
+    `longest_tokens` is the length of the longest request, `longest_prompt` and `shortest_prompt` are lengths of
+    prompts, and `block_tokens` is the size of the blocks that a trace names. `varies_around` is the mean length of
+    requests if nothing else was given, else None.
     """
 
     requests: Iterator[Request]

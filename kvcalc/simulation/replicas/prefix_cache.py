@@ -1,7 +1,7 @@
 """Prompts' blocks that stay in a replica's cache, so that later requests find them.
 
-Blocks have the names that a trace gives them. A session has one name, of a block that is never full: what it has so far
-is the beginning of that. A block that running requests use is counted once, among the used units.
+Blocks have the names that a trace gives them. A session is one block, larger than any of its turns, of which the cache
+has the beginning. A block that running requests use is counted once, among the used units.
 A block that no request uses stays until its units are needed; the one that was used longest ago goes first. So do the
 whole blocks of answers, which have no names, but take their turn in the queue. A part of a block does not stay.
 Whole blocks are freed from the last one to the first.
