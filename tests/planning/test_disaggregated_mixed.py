@@ -11,8 +11,8 @@ import yaml
 
 import kvcalc
 from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
-from kvcalc.planning.plan.disaggregated.matching import Load, Pair
 from kvcalc.planning.plan.disaggregated.platforms import join_caches, joined_kinds
+from kvcalc.planning.plan.disaggregated.rates import Load, Pair
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, find_splits
 from kvcalc.planning.plan.disaggregated.split import TwoPools, judged_load
 from kvcalc.planning.plan.targets import Targets

@@ -15,8 +15,8 @@ from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.disaggregated import search
 from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
-from kvcalc.planning.plan.disaggregated.matching import Load, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_joined, join_caches, same_kind
+from kvcalc.planning.plan.disaggregated.rates import Load, Times
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, judged_load, times_between
 from kvcalc.planning.plan.targets import Targets
@@ -333,7 +333,7 @@ def test_no_pools_cost_less_than_the_bound_of_their_layouts(
         for bound, prefill, decode in rows:
             pair, moved = pair_of(prefill, decode, kinds.link)
             judge = find_judge(targets, prefill, decode)
-            match = pair.cheapest(judged_load(Load(**load), prefill, decode), judge, kinds.most, kinds.weights)
+            match = pair.fewest(judged_load(Load(**load), prefill, decode), judge, kinds.most)
             weights.append(inf if match is None else TwoPools(prefill, decode, kinds, moved, match).weight)
             assert bound <= weights[-1] * (1 + 1e-9)
         for keep in (1, 2):

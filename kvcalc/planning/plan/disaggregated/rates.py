@@ -1,23 +1,72 @@
-"""The times of one prefill and of one decode instance, as functions of their load, and of a queue.
+"""The short form of two pools: how many instances a load needs, and about how long its requests take.
 
-Plain arithmetic: it knows no model, engine or device. `matching` says how the instances work together.
+Plain arithmetic: it knows no model, engine or device. It says where the search of a plan begins, and in which order it
+tries layouts; what a plan prints is simulated. A request waits for a prefill instance, is computed there, its cache is
+sent, and a decode instance answers:
+
+    TTFT = host + queue + prefill + transfer + first step
+    TPOT = one decode step per token, which no prefill disturbs
+
+A prefill instance completes a prompt every `interval` seconds at most: the time of a prompt in full steps, or the
+transfer if that takes longer, because the link and the device are two servers in a row. The wait is that of M/D/1, of a
+server that is as fast as the whole pool. Of a fixed number of clients, the rate follows from Little's law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import ceil, exp, sqrt
+from math import ceil
+from sys import maxsize
 
 from kvcalc.records import NamedTuple
-from kvcalc.search import largest_where
+from kvcalc.search import largest_where, smallest_where
 
 # A count that is a whole number but for rounding is not rounded up.
-TINY = 1e-9
+_TINY = 1e-9
 # Halvings of the range of decoding requests.
 _ROUNDS = 36
-# Rounds after which the share that a new request sees changes by less than 1 %.
-_SHARE_ROUNDS = 12
+# The share of the time that instances work under the load of `busy_load`.
+_BUSY = 0.9
+
+
+class Load(NamedTuple):
+    """The load: requests per second, or a number of clients that each have one request at a time."""
+
+    requests_per_second: float | None = None
+    concurrency: int | None = None
+
+
+class Times(NamedTuple):
+    """The stages of a request. `decoding` are the requests in the batch of one decode instance.
+
+    `prompts` are the prompts in a prefill step. `utilization` is that of the prefill instances and their links.
+    """
+
+    requests_per_second: float
+    decoding: float
+    prompts: int
+    utilization: float
+    host_seconds: float
+    queue_seconds: float
+    prefill_seconds: float
+    transfer_seconds: float
+    first_step_seconds: float
+    tpot_seconds: float
+
+    @property
+    def ttft_seconds(self) -> float:
+        """The time to the first token, which is the sum of its parts."""
+        parts = self.host_seconds, self.queue_seconds, self.prefill_seconds, self.transfer_seconds
+        return sum(parts) + self.first_step_seconds
+
+
+class Match(NamedTuple):
+    """`prefills` prefill and `decodes` decode instances, and their times."""
+
+    prefills: int
+    decodes: int
+    times: Times
 
 
 class Prefill(NamedTuple):
@@ -76,7 +125,7 @@ class Decode(NamedTuple):
     def held(self, decoding: float, transfer: float) -> int:
         """The requests in the cache: those that decode, that wait for their first step, or that are being received."""
         waits = transfer + (self.first_steps - 1) * self.step(decoding)
-        return ceil(decoding + self.rate(decoding) * waits - TINY)
+        return ceil(decoding + self.rate(decoding) * waits - _TINY)
 
     def largest(self, transfer: float) -> int:
         """The most requests in the batch, with room for those being received. 0 if there is no such number."""
@@ -91,6 +140,100 @@ class Decode(NamedTuple):
         return found
 
 
+class Pair(NamedTuple):
+    """A layout of prefill and one of decode instances. Sending a prompt's cache takes `transfer` seconds."""
+
+    prefill: Prefill
+    decode: Decode
+    transfer: float
+
+    def capacities(self, prefills: int, decodes: int) -> tuple[float, float]:
+        """The most requests per second of the prefill and of the decode instances."""
+        answered = self.decode.rate(self.decode.largest(self.transfer))
+        each = min(answered, 1 / self.transfer) if self.transfer else answered
+        return prefills / self.prefill.interval(self.transfer), decodes * each
+
+    def busy_load(self, prefills: int, decodes: int) -> Load:
+        """Requests that keep the busier of these pools at work for nearly all of the time."""
+        return Load(requests_per_second=_BUSY * min(self.capacities(prefills, decodes)))
+
+    def times(self, prefills: int, decodes: int, load: Load) -> Times | None:
+        """The times of a load on these numbers of instances. None if they cannot serve it."""
+        instances, largest, clients = (prefills, decodes), self.decode.largest(self.transfer), load.concurrency
+        if clients is None:
+            rate = load.requests_per_second or 0.0
+            if self.decode.rate(largest) * (1 + _TINY) < rate / decodes:
+                return None
+            return self._timed(instances, rate, self.decode.decoding(rate / decodes))
+        if clients > decodes * largest:
+            return None
+
+        def at(decoding: float) -> Times | None:
+            return self._timed(instances, decodes * self.decode.rate(decoding), decoding)
+
+        def has_all(decoding: float) -> bool:
+            times = at(decoding)
+            if times is None:
+                return True
+            beside = times.ttft_seconds - self.decode.step(decoding)
+            return times.requests_per_second * beside + decodes * decoding >= clients
+
+        return at(around_first(has_all, clients / decodes)[0])
+
+    def _timed(self, instances: tuple[int, int], rate: float, decoding: float) -> Times | None:
+        """The times at a rate. None for an endless queue."""
+        (prefills, decodes), interval = instances, self.prefill.interval(self.transfer)
+        used, received = rate / prefills * interval, rate / decodes * self.transfer
+        if max(used, received) >= 1:
+            return None
+        queue = _mean_wait(used, interval / prefills) + _mean_wait(received, self.transfer / decodes)
+        prompts = min(1 + int(rate / prefills * queue), self.prefill.most_prompts)
+        return Times(
+            rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
+            self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * self.decode.step(decoding),
+            self.decode.tpot(max(decoding, 1.0)),
+        )  # fmt: skip
+
+    def fewest(self, load: Load, meets: Callable[[Times], bool], limits: tuple[int, int, int]) -> Match | None:
+        """The fewest decode instances that serve a load, and the fewest prefill instances beside them.
+
+        None if there are none. `meets` says whether the times meet the targets: more instances are never slower.
+        `limits` are the most devices of the prefill instances, of the decode instances, and of both. So many prefill
+        instances that no prompt waits long complete the prompts that clients send.
+        """
+        of_prefills, of_decodes, of_both = limits
+        most_decodes = min(of_decodes, of_both - self.prefill.devices) // self.decode.devices
+
+        def serves(prefills: int, decodes: int) -> bool:
+            times = self.times(prefills, decodes, load)
+            return times is not None and meets(times)
+
+        if most_decodes < 1 or not serves(maxsize, most_decodes):
+            return None
+        decodes = smallest_where(lambda decodes: serves(maxsize, decodes), 1, most_decodes)
+        most = min(of_prefills, of_both - decodes * self.decode.devices) // self.prefill.devices
+        least = self._least_prefills(decodes, load)
+        if least > most or not serves(most, decodes):
+            return None
+        prefills = smallest_where(lambda prefills: serves(prefills, decodes), least, most)
+        times = self.times(prefills, decodes, load)
+        return None if times is None else Match(prefills, decodes, times)
+
+    def _least_prefills(self, decodes: int, load: Load) -> int:
+        """The fewest prefill instances that are not the bottleneck."""
+        interval = self.prefill.interval(self.transfer)
+        if load.concurrency is None:
+            # An endless queue forms at a utilization of 1.
+            return int((load.requests_per_second or 0.0) * interval + _TINY) + 1
+        without_queue = self.times(maxsize, decodes, load)
+        return 1 if without_queue is None else max(1, ceil(without_queue.requests_per_second * interval - _TINY))
+
+
+def _mean_wait(utilization: float, service: float) -> float:
+    """The mean wait for a server with a fixed `service` time and random arrivals (M/D/1)."""
+    return utilization * service / (2 * (1 - utilization))
+
+
 def around_first(holds: Callable[[float], bool], high: float) -> tuple[float, float]:
     """Two close numbers between 0 and `high`: a condition holds from the second on, and not up to the first.
 
@@ -101,45 +244,6 @@ def around_first(holds: Callable[[float], bool], high: float) -> tuple[float, fl
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low, high
-
-
-def mean_wait(utilization: float, service: float, turns: int) -> float:
-    """The mean wait for a server with a fixed `service` time that gets every `turns`-th of requests at random."""
-    if not utilization:
-        return 0.0
-    idle = 1 - utilization
-    regular = exp(-2 * idle / (3 * utilization) * (1 - 1 / turns) ** 2 * turns)
-    return utilization * service / (2 * idle * turns) * regular
-
-
-def seen_share(utilization: float, clients: int, instances: int) -> float:
-    """The share of an instance's utilization, below 1, that a new request of a closed loop sees.
-
-    It is at most (clients - 1) / clients.
-
-    It sees the queue that there would be with one client less (the arrival theorem; for fixed service times Reiser's
-    approximation, A queueing network analysis of computer communication networks with window flow control, 1979). The
-    queue grows with the clients by dq/dU x dU/dclients. Requests that think on average for Z services,
-
-        clients / instances = U (Z + 1) + queue,
-
-    so dU/dclients is 1 / instances / (Z + 1 + dq/dU). The queue is that of M/D/1 at the share c: c U^2 / (2 (1 - c U)).
-    With few clients it shrinks less than this, by 1 / sqrt(clients): then TTFT is within 5 % of queues that are played
-    out, with 5 to 100 clients and 75 to 95 % utilization (tests). Times are in units of the service.
-    """
-    if utilization <= 0 or clients == 1:
-        return 0.0
-    most = share = (clients - 1) / clients
-    for _ in range(_SHARE_ROUNDS):
-        used = share * utilization
-        wait = used / (2 * (1 - used))
-        more = used * (2 - used) / (2 * (1 - used) ** 2)
-        elsewhere = clients / instances / utilization - 1 - wait
-        less = (more + 0.5) / (instances * (elsewhere + 1 + more)) * (1 - 1 / sqrt(clients))
-        seen = utilization * (wait + 0.5) - less
-        wanted = 2 * max(seen, 0.0) / (1 + 2 * max(seen, 0.0)) / utilization
-        share = (share + min(wanted, most)) / 2
-    return share
 
 
 def between_counts(seconds: Callable[[int], float]) -> Callable[[float], float]:

@@ -1,7 +1,7 @@
 """The smallest pair of pools that serves the traffic, on one kind of device or on two.
 
-The layouts of prefill and of decode instances are judged separately, each once: their memory and their times. Then
-every pair of them is matched, which is plain arithmetic.
+The layouts of prefill and of decode instances are judged separately, each once: their memory and their times. The
+numbers of a pair of them are plain arithmetic (`rates`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from math import inf
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.disaggregated.instances import Instance, decode_instance, prefill_instance, transfer_bytes
-from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
+from kvcalc.planning.plan.disaggregated.rates import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.split import TwoPools, judged_load, load_of, times_between
 from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.targets import Targets
@@ -67,7 +67,7 @@ def find_splits(
             pair, moved = pair_of(prefill, decode, kinds.link)
             load = load_of(targets, pair)
             judged = judged_load(load, prefill, decode)
-            match = pair.cheapest(judged, find_judge(targets, prefill, decode), kinds.most, kinds.weights, worst)
+            match = pair.fewest(judged, find_judge(targets, prefill, decode), kinds.most)
             if match is not None:
                 match = match._replace(times=pair.times(match.prefills, match.decodes, load) or match.times)
                 found.append(TwoPools(prefill, decode, kinds, moved, match))

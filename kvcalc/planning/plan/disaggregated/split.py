@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.plan.disaggregated.instances import Instance
-from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
+from kvcalc.planning.plan.disaggregated.rates import Load, Match, Pair, Times
 from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import Traffic
 from kvcalc.question.question import Question
@@ -43,7 +43,7 @@ class TwoPools(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        return self.match.num_devices
+        return sum(self.devices_of(self.numbers))
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -104,7 +104,7 @@ class TwoPools(NamedTuple):
             times = self.pair.times(prefills, decodes, self.pair.busy_load(prefills, decodes))
         if times is None:
             return None
-        return self._replace(match=Match(prefills, decodes, sum(self.devices_of((prefills, decodes))), times))
+        return self._replace(match=Match(prefills, decodes, times))
 
     def allows(self, numbers: tuple[int, int], most: float | None) -> bool:
         """Whether these numbers of instances are allowed, and their devices count at most `most`."""
