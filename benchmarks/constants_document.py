@@ -74,7 +74,7 @@ def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, ou
     first = [
         (row, row.ttft_seconds / predicted)
         for row, predicted in ((rows[i], out[i][1]) for i in mine)
-        if row.ttft_seconds and predicted
+        if row.ttft_seconds and predicted and row.suspect is None and not row.is_cold
     ]
     entry["ttft_ranges"] = ranges_of(first) if first else {"": [0.5, 2.0]}
     if engine not in SINCE:

@@ -123,14 +123,13 @@ _STEP = (
     Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
 )  # fmt: skip
 # The first requests of a benchmark wait for what a server compiles or loads with its first steps. Few runs say more of
-# it than their mean does. InferenceX's scripts set SGLang's --scheduler-recv-interval on Blackwell, to up to 30 steps,
-# which an answer adds only if the option is given.
+# it than their mean does.
 _DEVICES = ("blackwell", "cdna3", "cdna4")
 _FIRST_TOKEN = (
     Parameter("ttft_seconds", 0.006, 0.4, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.3)}),
     Parameter(
         "ttft_steps", 0.3, 0.5,
-        {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.5), "sglang on blackwell": 1.0},
+        {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.5)},
     ),
     Parameter("ttft_token_seconds", 2e-6, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.1), **_each(_DEVICES, 0.5)}),
     # Python and the CUDA driver take 5 to 10 us for an operation that is not in a graph, and some launch several.
@@ -228,14 +227,6 @@ def _of_sums(sums: Mapping[tuple[str, str], Any], parameters: Sequence[Parameter
     return found
 
 
-def _all_labels(engine: str, labels: Sequence[str]) -> set[str]:
-    """The labels of the parameters that count: that of all rows, `labels`, the engine, and the engine with each.
-
-    An engine with another label is for what the scripts of measurements set. Answers are about servers without it.
-    """
-    return {"", engine, *labels, *(f"{engine} on {label}" for label in labels)}
-
-
 class Model:
     """The parameters of one fit."""
 
@@ -271,7 +262,7 @@ class Model:
 
     def arrays_of(self, rows: Sequence[Row]) -> Callable[[Values], dict[str, Any]]:
         """A function that turns the thetas into constants that are arrays over the rows."""
-        labels = [_all_labels(row.engine, self.labels_of(row)) for row in rows]
+        labels = [{"", *self.labels_of(row)} for row in rows]
         columns = [np.array([float(label in own) for own in labels]) for _, label in self.thetas]
         kinds = {(row.engine, row.constants_kind) for row in rows}
         likely = {(e, kind): {**self.likely(), **self.fixed(e, kind)} for e, kind in kinds}

@@ -85,7 +85,9 @@ class Fitted:
         if which:
             ask = first_of(own, [self.constants_of(row) for row in own], correction)
             measured = [row.ttft_seconds or 1.0 for row in own]
-            weights = weights_of(own, lambda row: row.running >= row.concurrency and not row.waits_oddly)
+            weights = weights_of(
+                own, lambda row: row.running >= row.concurrency and not (row.has_equal_lengths or row.is_cold)
+            )
             weights = weights * np.array([1.0 if row.requests == ALL else _NOT_MEAN for row in own])
         else:
             ask, measured = tpot_of(own, correction), [row.seconds for row in own]

@@ -108,15 +108,17 @@ class Row(NamedTuple):
         return weight_class(self.weight_dtype)
 
     @property
-    def waits_oddly(self) -> bool:
-        """Whether the first tokens waited for what the question does not say.
+    def has_equal_lengths(self) -> bool:
+        """Whether all requests have the same lengths.
 
-        Either they took seconds even with four requests, as if kernels were compiled during the run. Or all requests
-        have the same lengths: then the answers of a step's prompts end together, the next prompts come together, and
-        the clients wait for each other again and again.
+        Then the answers of a step's prompts end together, the next prompts come together, and the clients wait for each
+        other again and again.
         """
-        if (self.engine, self.version) in EQUAL_LENGTHS:
-            return True
+        return (self.engine, self.version) in EQUAL_LENGTHS
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether first tokens took seconds even with four requests, as if kernels were compiled during the run."""
         gpu = self.question["gpu"]
         return self.engine == "sglang" and self.version is None and gpu == "b200" and self.weights == "nvfp4"
 
@@ -253,7 +255,7 @@ def _mean(lengths: str) -> int:
 
 def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     """The row of a point, or None if kvcalc has no answer."""
-    fields = {key: value for key, value in point["question"].items() if value is not None}
+    fields = {key: value for key, value in point["question"].items() if value is not None} | _flags(point)
     try:
         question = question_of(asks.given("estimate", fields), asks.models.model_of)
         case = at_load(make_case(question))
@@ -281,6 +283,18 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
         fields.get("prefix_hit_rate", 0.0) * fields.get("input_tokens", 0), point.get("rate") or 0.0,
         point.get("requests", ALL),
     )  # fmt: skip
+
+
+def _flags(point: dict[str, Any]) -> dict[str, Any]:
+    """The flags that the scripts of a measurement set, and that the collection does not have.
+
+    InferenceX's SGLang looks for new requests less often on Blackwell: after 30 decode steps with 16 clients or more,
+    else after 10 (its scripts dsr1_fp4_b200 and dsr1_fp8_b200).
+    """
+    question = point["question"]
+    if point["engine"] != "sglang" or question["gpu"] not in ("b200", "b300") or "deepseek" not in point["family"]:
+        return {}
+    return {"scheduler-recv-interval": 30 if question.get("concurrency", 0) >= 16 else 10}
 
 
 def _suspect(point: dict[str, Any], fields: dict[str, Any]) -> str | None:
