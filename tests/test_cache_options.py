@@ -115,7 +115,7 @@ NO_BYTES = {
     ),
     "tensorrt-llm": (
         "max-tokens", "free-gpu-memory-fraction", "max-num-tokens", "enable-chunked-prefill",
-        "disable-overlap-scheduler",
+        "disable-overlap-scheduler", "enable-balance", "timeout-iters", "batching-wait-iters",
     ),
     "llama.cpp": ("fit-target", "fit-ctx", "host-memory", "host-bandwidth"),
     "mlx": ("prefill-step-size",),
@@ -180,7 +180,7 @@ def test_other_options_change_no_bytes(engine: str, names: tuple[str, ...]) -> N
         "num-gpu-blocks-override": "200000", "max-total-tokens": "1000000", "max-prefill-tokens": "8192",
         "schedule-conservativeness": "0.5", "scheduler-recv-interval": "10", "max-num-tokens": "4096",
         "cudagraph-mode": "piecewise", "performance-mode": "throughput", "flashinfer-sampler": "0",
-        "graph-estimate": "0",
+        "graph-estimate": "0", "timeout-iters": "20", "batching-wait-iters": "5",
     }  # fmt: skip
     values["attention-backend"] = {"vllm": "TRITON_ATTN", "sglang": "triton"}.get(engine, "")
     more = {"no-enable-chunked-prefill": {"max-num-batched-tokens": "32768"}}

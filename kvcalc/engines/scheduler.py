@@ -30,6 +30,16 @@ class NewTokenRatio(NamedTuple):
     retract_steps: int
 
 
+class Balance(NamedTuple):
+    """Prompts wait until all DP ranks have one, but for `most_steps` steps at most.
+
+    If all have one, they wait for `gathering_steps` steps more, so that there are several.
+    """
+
+    most_steps: int
+    gathering_steps: int
+
+
 class Schedule(NamedTuple):
     """The facts about an engine's scheduler.
 
@@ -55,6 +65,7 @@ class Schedule(NamedTuple):
     receives_every: int = 1  # after how many decode steps the scheduler looks for new requests; after prompts at once
     reads_beside: bool = False  # whether the host reads requests while the prompts of others are computed
     is_exact: bool = False  # whether step_tokens is what was asked for, even if a whole prompt has no room
+    balance: Balance | None = None  # how long prompts wait for those of other DP ranks. None: they do not
 
     def steps(self, running: int, longest_tokens: int, checked_tokens: int = 1) -> StepRules:
         """The steps of a model with at most `running` requests of up to `longest_tokens` tokens.

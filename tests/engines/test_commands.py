@@ -345,7 +345,7 @@ def test_the_options_of_trtllm_serve() -> None:
     """Its sizes count the devices of all DP ranks, and its requests are those of one (LlmArgs, TensorRT-LLM 1.3)."""
     settings = {
         "max-num-tokens": "4096", "enable-chunked-prefill": "", "free-gpu-memory-fraction": "0.8", "max-tokens": "9000",
-        "disable-overlap-scheduler": "",
+        "disable-overlap-scheduler": "", "enable-balance": "", "timeout-iters": "60",
     }  # fmt: skip
     arguments = ServerArguments(
         Layout(4, 2, 2, 8), 8192, 65, "fp8_e4m3", settings, drafting=Drafting("draft", 4, "b/small")
@@ -353,7 +353,7 @@ def test_the_options_of_trtllm_serve() -> None:
     words = words_of("tensorrt-llm", Checkpoint("a/b", "main", "bf16"), arguments)
     assert json.loads(words[2]) == {
         "dtype": "bfloat16", "kv_cache_config": {"dtype": "fp8", "max_tokens": 9000}, "disable_overlap_scheduler": True,
-        "enable_attention_dp": True,
+        "enable_attention_dp": True, "attention_dp_config": {"enable_balance": True, "timeout_iters": 60},
         "speculative_config": {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "b/small"},
     }  # fmt: skip
     start = words.index("trtllm-serve")

@@ -122,6 +122,8 @@ def test_the_file_of_tensorrt_llm_counts_unless_an_option_says_otherwise() -> No
         ({"disable_overlap_scheduler": False, "enable_attention_dp": False, "max_beam_width": 1,
           "max_gpu_total_bytes": 0, "scheduler_config": {}, "max_num_tokens": None}, {}, {}, []),
         ({"disable_overlap_scheduler": True}, {}, {"disable-overlap-scheduler": "True"}, []),
+        ({"attention_dp_config": {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": 60}}, {},
+         {"enable-balance": "True", "batching-wait-iters": "0", "timeout-iters": "60"}, []),
         ({"max_gpu_total_bytes": 5, "scheduler_config": {"policy": 1}, "odd": 3}, {}, {},
          ["max_gpu_total_bytes", "scheduler_config", "odd"]),
         ({"moe_config": {"backend": "X", "disable_finalize_fusion": True, "use_low_precision_moe_combine": True,

@@ -37,6 +37,7 @@ LOAD = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=500, conc
 # More requests than fit, and prompts that fill most of a step.
 FULL = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=3000, concurrency=200)}
 LONG = {"speed": kvcalc.SpeedQuestion(input_tokens=5000, output_tokens=500, concurrency=16)}
+RANKS = {**LONG, "data_parallel_size": 2}
 LARGEST = {"fits_context": True}
 FP8 = {"kv_dtype": "fp8"}
 SMALL_DECODE = {"disaggregation-mode": "decode", "max-running-requests": 16}
@@ -116,6 +117,9 @@ CASES: dict[str, dict[str, Case]] = {
         "max-num-tokens": Case(2048),
         "enable-chunked-prefill": Case(True, asked=LONG),
         "disable-overlap-scheduler": Case(True, asked=LOAD),
+        "enable-balance": Case(True, "qwen3-30b-a3b", "h100x2", asked=RANKS),
+        "timeout-iters": Case(5, "qwen3-30b-a3b", "h100x2", {"enable-balance": True}, RANKS),
+        "batching-wait-iters": Case(0, "qwen3-30b-a3b", "h100x2", {"enable-balance": True}, RANKS),
         "avg-seq-len": Case(512, WINDOWS, asked={**FOUR, **POOLS}),
     },
     "llama.cpp": {
@@ -158,7 +162,8 @@ def figures_of(engine: str, case: Case, settings: Mapping[str, object]) -> dict[
         case.model, devices=devices, engine_settings=settings, **{"engine": engine, **case.asked}
     )
     found, held = document["engine"], document["kv_cache"]["bytes_per_device"]
-    for account, number in (("pool_lines", 1), ("request_lines", document["workload"]["batch_size"])):
+    batch = -(-document["workload"]["batch_size"] // case.asked.get("data_parallel_size", 1))
+    for account, number in (("pool_lines", 1), ("request_lines", batch)):
         if account in found:
             assert number * sum(line["bytes"] for line in found[account]) == held, f"{account} do not add up"
             break

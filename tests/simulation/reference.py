@@ -61,11 +61,15 @@ def serve(
     later = [] if concurrency is None else jobs[concurrency:]
     arrived: list[Job] = []
     now, visible, decode_steps, unseen = 0.0, 0.0, 0, 0
+    balancer = Balancer(servers)
     while coming or arrived or any(server.waiting or server.running for server in servers):
         while coming and coming[0].arrival <= visible:
             arrived.append(coming.pop(0))
         route(arrived, servers)
+        kept = balancer.keep_back()
         plans = [server.plan(is_alone=len(servers) == 1) for server in servers]
+        for server, waiting in zip(servers, kept):
+            server.waiting += waiting
         if not any(decoding or chunks for decoding, chunks in plans):
             assert all(server.has_let_go for server in servers if server.running)
             if arrived or any(server.has_let_go for server in servers):
@@ -91,6 +95,40 @@ def serve(
                     following.arrival = now
                     coming.append(following)
             server.decode_steps = decode_steps
+
+
+class Balancer:
+    """TensorRT-LLM's rule for prompts that wait for those of other ranks, step by step."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self.servers, self.rule = servers, servers[0].rules.schedule.balance
+        self.waited = self.gathered = 0
+
+    def keep_back(self) -> list[list[Job]]:
+        """Take the waiting jobs away from all servers if they may not start in this step."""
+        if self.rule is None:
+            return []
+        decoding = [
+            sum(not job.is_prefilling and job.finish is None for job in server.running) for server in self.servers
+        ]
+        have_places = all(number < server.rules.max_running for number, server in zip(decoding, self.servers))
+        is_kept = False
+        if have_places and all(server.waiting for server in self.servers):
+            self.waited = 0
+            if all(decoding):
+                is_kept = self.gathered < self.rule.gathering_steps
+                self.gathered = self.gathered + 1 if is_kept else 0
+        else:
+            self.waited += 1
+            is_kept = self.waited < self.rule.most_steps and all(decoding)
+            if not is_kept:
+                self.waited = 0
+        if not is_kept:
+            return []
+        kept = [server.waiting for server in self.servers]
+        for server in self.servers:
+            server.waiting = []
+        return kept
 
 
 def one_by_one(arrived: list[Job], servers: Sequence[Server]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.scheduler import Balance
 from kvcalc.errors import UsageError
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
@@ -96,7 +97,7 @@ class Routes:
 
 @pytest.mark.parametrize("part", range(4))
 def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
-    waited = 0
+    waited = balanced = 0
     for seed in range(part * 60, part * 60 + 60):
         draw = Random(seed)
         engine, number = draw.choice(list(ROUTERS)), draw.randrange(2, 5)
@@ -120,6 +121,10 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
             tokens_per_step=1 + Fraction(draw.randrange(drafts * 4 + 1), 4),
             checked_tokens=1 + drafts, lookahead_tokens=drafts,
         )  # fmt: skip
+        if engine == "tensorrt-llm" and options.random() < 0.6:
+            balance = Balance(options.randrange(1, 9), options.randrange(4))
+            rules = rules._replace(schedule=rules.schedule._replace(balance=balance))
+            balanced += 1
         concurrency = draw.randrange(1, 20) if draw.random() < 0.5 else None
         at = [0.0 if concurrency else place * draw.choice([0.0, 0.25, 0.5]) for place in range(len(lengths))]
         at.sort()
@@ -142,6 +147,7 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
         for rank, server in zip(ranks, servers):
             assert (rank.pool.used, rank.pool.most_used) == (0, server.most_used)
     assert waited > 100
+    assert balanced > 5
 
 
 def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
@@ -196,3 +202,18 @@ def test_copies_of_a_model_without_experts_are_replicas() -> None:
         kvcalc.simulate(
             "llama-3.1-8b", "h100x2", data_parallel_size=2, concurrency=4, prompt_tokens="fixed:100", answer_tokens=10
         )
+
+
+def test_prompts_that_wait_for_each_other_let_answers_go_on() -> None:
+    """InferenceX's DeepSeek-R1 with 8,192 tokens under TensorRT-LLM's enable_balance: tokens come twice as often."""
+    load: dict[str, Any] = {
+        "engine": "tensorrt-llm", "dtype": "fp8", "data_parallel_size": 8,
+        "concurrency": 64, "prompt_tokens": 8192, "answer_tokens": 256, "requests": 192,
+    }  # fmt: skip
+    times = []
+    for settings in ({}, {"enable-balance": "", "timeout-iters": "60", "batching-wait-iters": "0"}):
+        document = kvcalc.simulate("deepseek-r1", "b200x8", engine_settings=settings, **load)
+        times.append({row["metric"]: row["mean_seconds"] or 0.0 for row in document["times"]})
+    alone, together = times
+    assert together["tpot"] < 0.6 * alone["tpot"]
+    assert together["ttft"] > 1.5 * alone["ttft"]

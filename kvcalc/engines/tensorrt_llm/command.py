@@ -39,6 +39,8 @@ _MTP_LENGTH = Release.of(1, 3)._replace(phase=-1, of_phase=16)
 DECODING = {MTP: "MTP", EAGLE: "Eagle3", DRAFT: "Draft_Target", NGRAM: "NGram"}
 # kvcalc's option -> the key in KvCacheConfig.
 KV_CACHE_CONFIG = {"tokens-per-block": "tokens_per_block", "max-tokens": "max_tokens"}
+# The same for attention_dp_config.
+_BALANCE = {"timeout-iters": "timeout_iters", "batching-wait-iters": "batching_wait_iters"}
 
 
 class Command(StartCommand):
@@ -122,6 +124,10 @@ def _settings(checkpoint: Checkpoint, arguments: ServerArguments) -> dict[str, o
         settings["disable_overlap_scheduler"] = True
     if arguments.layout.data_parallel_size > 1:
         settings["enable_attention_dp"] = True
+    balance: dict[str, object] = {"enable_balance": True} if "enable-balance" in arguments.settings else {}
+    balance.update((key, given.count(name, least=0)) for name, key in _BALANCE.items() if name in arguments.settings)
+    if balance:
+        settings["attention_dp_config"] = balance
     if arguments.drafting is not None:
         method, number, model = arguments.drafting
         is_old = method == MTP and not arguments.has_release("tensorrt-llm", _MTP_LENGTH)

@@ -20,7 +20,7 @@ _KEYS = {
     "tensor_parallel_size": "tp-size", "pipeline_parallel_size": "pp-size", "moe_expert_parallel_size": "ep-size",
 }  # fmt: skip
 # Mappings whose keys are read like those around them. Until 0.20, the second one had those of the PyTorch backend.
-_NESTED = ("kv_cache_config", "pytorch_backend_config")
+_NESTED = ("kv_cache_config", "attention_dp_config", "pytorch_backend_config")
 # Keys of moe_config that choose kernels. Tokens in a step of the experts and slots for more of them change the memory.
 _MOE = ("backend", "disable_finalize_fusion", "use_low_precision_moe_combine")
 _DEFAULTS: tuple[tuple[str, Any], ...] = (("max_beam_width", 1), ("max_gpu_total_bytes", 0), ("scheduler_config", {}))

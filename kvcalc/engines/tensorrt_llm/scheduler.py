@@ -13,6 +13,8 @@ which follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_l
 - Of the requests that arrive together, the longest prompt goes first to the DP rank with the fewest tokens of
   prompts, if it has fewer requests than the mean. A replica gets no more requests than it may run; the others wait for
   all of them (DefaultADPRouter, _torch/pyexecutor/scheduler/adp_router.py).
+- With enable_balance, prompts wait until all DP ranks have one, for timeout_iters steps at most, and then for
+  batching_wait_iters steps more (AttentionDpConfig, llmapi/llm_args.py).
 
 Separate instances: every device has one buffer to send and one to receive, each for `max_tokens_in_buffer` tokens and
 one more block (CacheTransBufferManager::preAllocBufferSize, batch_manager/cacheTransBuffer.cpp). trtllm-serve asks the
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.scheduler import FEWEST_TOKENS, Disaggregation, Schedule
+from kvcalc.engines.scheduler import FEWEST_TOKENS, Balance, Disaggregation, Schedule
 
 if TYPE_CHECKING:
     from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
@@ -38,4 +40,5 @@ def schedule(engine: TensorrtLlm) -> Schedule:
         "guaranteed no evict", chosen.step_tokens, stages, divides=chosen.enable_chunked_prefill,
         overlaps=not chosen.disable_overlap_scheduler and stages == 1, reserves_answer=True, routing=FEWEST_TOKENS,
         is_exact=chosen.max_num_tokens is not None,
+        balance=Balance(chosen.timeout_iters, chosen.batching_wait_iters) if chosen.enable_balance else None,
     )  # fmt: skip

@@ -19,7 +19,7 @@ class Settings(NamedTuple):
     `max_attention_window` has the windows of the layers in turn, repeated over the layers. None means one pool.
     `max_batch_size` is the number of requests that may run, for which a hybrid has states. `avg_seq_len` is the length
     of the requests for which KVCacheManagerV2 divides the memory. `max_num_tokens` is the number of tokens in one step,
-    None if it is not given.
+    None if it is not given. The last three are the keys of `attention_dp_config`.
     """
 
     tokens_per_block: int
@@ -31,6 +31,9 @@ class Settings(NamedTuple):
     max_num_tokens: int | None
     enable_chunked_prefill: bool
     disable_overlap_scheduler: bool
+    enable_balance: bool
+    timeout_iters: int
+    batching_wait_iters: int
 
     @property
     def step_tokens(self) -> int:
@@ -52,4 +55,5 @@ def parse_settings(settings: Mapping[str, str]) -> Settings:
         Settings, tokens_per_block=block, free_gpu_memory_fraction=fraction, max_attention_window=pattern,
         avg_seq_len=None if average is None else parse_tokens(average, "--avg-seq-len"),
         max_num_tokens=given.optional_count("max-num-tokens"),
+        batching_wait_iters=given.count("batching-wait-iters", least=0),
     )  # fmt: skip

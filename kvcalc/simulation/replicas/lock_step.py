@@ -12,6 +12,7 @@ from operator import itemgetter
 
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.balance import Balancer, plan_without_prompts
 from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.replica import VERY_MANY, Plan, Replica
 from kvcalc.simulation.replicas.routing import Router
@@ -47,6 +48,8 @@ class LockStep(Server):
         self._sends = self.ranks[0].rules.sends
         self._active: list[Replica] = []  # the ranks that decode in the planned steps
         self._batch = 0  # their requests
+        balance = self.schedule.balance
+        self._balancer = None if balance is None else Balancer(balance, self.ranks)
         for rank in self.ranks:
             rank.pace, rank.in_lock_step = self.pace, True
         first = self.ranks[0].arrivals
@@ -67,11 +70,18 @@ class LockStep(Server):
             self.free_sent(self._visible)
         if queue:
             self.router.route()
-        plans: list[Plan] = [([], steps) if (steps := rank.quiet_steps()) else rank.plan() for rank in self.ranks]
+        held = 0 if self._balancer is None else self._balancer.held_steps()
+        plans: list[Plan]
+        if held:
+            plans = [plan_without_prompts(rank) for rank in self.ranks]
+        else:
+            plans = [([], steps) if (steps := rank.quiet_steps()) else rank.plan() for rank in self.ranks]
         if any(chunks for chunks, _ in plans):
             self._step(plans)
             return True
         self._planned = min([steps for _, steps in plans if steps], default=0)
+        if held and any(rank.waiting for rank in self.ranks):
+            self._planned = min(self._planned, held)
         if self._planned and queue and any(rank.made_room for rank in self.ranks):
             self._planned = 1
         self._active = [rank for rank in self.ranks if rank.decoding]
@@ -127,6 +137,8 @@ class LockStep(Server):
         if tokens:
             self.ranks[0].gaps.add_run(seconds, seconds, 1, gaps)
         self.now = began + seconds
+        if self._balancer is not None:
+            self._balancer.ran(1)
         self._unseen = 0
         self._visible = began if self.schedule.overlaps else self.now
 
@@ -161,6 +173,8 @@ class LockStep(Server):
             tokens = self.pace.advance(number)
             gaps.add_run(first, slowest, number, sum([rank.run_steps(run, tokens) for rank in active]))
         self._planned, self._foreseen = 0, None
+        if self._balancer is not None:
+            self._balancer.ran(steps)
         self._look(last if self.schedule.overlaps else self.now, steps)
         for rank in self.ranks:
             rank.now = self.now
