@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fit_parameters import ALL_KINDS, SINCE, before, kinds_of
+from fit_parameters import ALL_KINDS, CHECKED, SINCE, before, kinds_of
 from throughput_data import FIRST, Row
 
 from kvcalc.throughput.constants import regions
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _ENGINES = ("vllm", "sglang", "tensorrt-llm", "logical", "llama.cpp", "mlx")
 # The range of a region is between that of its own rows and that of the region around it. With this many families, both
 # count the same. One family says nothing about the next one, so a region with one has no range of its own.
-_SAME_FAMILIES, _LEAST_FAMILIES = 6, 2
+_SAME_FAMILIES, _LEAST_FAMILIES = 12, 2
 # Each cell (a model family with a type of weights on a device) counts once, as the errors within it are much alike, and
 # less if it has fewer rows than this. The range leaves out a share at both ends: then 80 % of the points of a cell are
-# in it in the mean, if the range is made without the cell's family too (66 to 83 % by engine and metric).
-_LEAST_ROWS, _LEFT_OUT = 5, 0.08
+# in it in the mean, if the range is made without the cell's family too (84 % of times to first token).
+_LEAST_ROWS, LEFT_OUT, LEFT_OUT_OF_TTFT = 5, 0.065, 0.08
 # Noise between equal points of one release, family, device and type, so no range is narrower.
 _FLOOR = 0.09
 
@@ -70,13 +70,14 @@ def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, ou
         if mine
         else None
     )
-    entry["ranges"] = ranges_of(ratios)
+    # What the fit does not trust says nothing of the next server.
+    entry["ranges"] = ranges_of([ratio for ratio in ratios if ratio[0].suspect is None])
     first = [
         (row, row.ttft_seconds / predicted)
         for row, predicted in ((rows[i], out[i][1]) for i in mine)
         if row.ttft_seconds and predicted and row.suspect is None and not row.is_cold
     ]
-    entry["ttft_ranges"] = ranges_of(first) if first else {"": [0.5, 2.0]}
+    entry["ttft_ranges"] = ranges_of(first, LEFT_OUT_OF_TTFT) if first else {"": [0.5, 2.0]}
     if engine not in SINCE:
         return entry
     older = _constants(engine, fitted, [before(engine)])
@@ -111,6 +112,7 @@ def _fitted(own: Sequence[Row]) -> dict[str, Any]:
         "rows": len(own),
         "sources": sorted({row.source for row in own}),
         "device_kinds": sorted(kinds),
+        "checked_device_kinds": sorted(set(CHECKED.get(own[0].engine, ())) - set(kinds)) if own else [],
         "weight_classes": sorted({row.weights for row in own}),
         "largest_batch": int(max((row.running for row in own), default=0)),
         "largest_tensor_parallel_size": max((row.model.layout.tensor_parallel_size for row in own), default=1),
@@ -118,7 +120,7 @@ def _fitted(own: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def ranges_of(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
+def ranges_of(ratios: Sequence[tuple[Row, float]], left_out: float = LEFT_OUT) -> dict[str, list[float]]:
     """The ends of the range of measured / predicted by region, each at least the noise between equal points."""
     regional: dict[str, list[tuple[Row, float]]] = {}
     for row, ratio in ratios:
@@ -130,7 +132,7 @@ def ranges_of(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
         if region and families < _LEAST_FAMILIES:
             continue
         weighed = sorted((ratio, 1 / max(cells[cell_of(row)], _LEAST_ROWS)) for row, ratio in rows)
-        own = _quantile(weighed, _LEFT_OUT), _quantile(weighed, 1 - _LEFT_OUT)
+        own = _quantile(weighed, left_out), _quantile(weighed, 1 - left_out)
         around, share = ends.get(region.rpartition(" ")[0], own), families / (families + _SAME_FAMILIES)
         low, high = (inner**share * outer ** (1 - share) for inner, outer in zip(own, around))
         ends[region] = low, high
@@ -160,7 +162,8 @@ def _assumed(compiled: dict[str, Any]) -> dict[str, Any]:
             for kind, found in compiled["by_device_kind"].items()
         },
         "fitted": {
-            **compiled["fitted"], "rows": 0, "sources": [], "device_kinds": [], "weight_classes": [],
+            **compiled["fitted"], "rows": 0, "sources": [], "device_kinds": [], "checked_device_kinds": [],
+            "weight_classes": [],
             "largest_batch": 0, "largest_tensor_parallel_size": 1,
         },
         "error": None,

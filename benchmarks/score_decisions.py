@@ -1,6 +1,6 @@
 """Score decisions that are made from kvcalc's speeds: between layouts of a device, or between devices.
 
-    python benchmarks/score_decisions.py POINTS.jsonl [--confidence 80]
+    python benchmarks/score_decisions.py POINTS.jsonl [--write docs/concepts/throughput.md]
     python benchmarks/score_decisions.py POINTS.jsonl --devices
 
 A line of POINTS.jsonl is a measured point: `model`, `gpu`, `engine`, `release` and `dtype` (or null), the lengths `isl`
@@ -9,7 +9,8 @@ and `osl`, the `layout` (tp, ep, dp), `concurrency` clients that each ask again 
 
 Layouts: of the points whose judged TPOT is within the limit, the one with the most predicted tokens is deployed. Its
 loss is the share of the best measured tokens that it does not reach, or all of them if its TPOT misses the limit by
-more than 2 %. Groups in which no layout is judged to meet the limit have no plan and are counted.
+more than 2 %. Groups in which no layout is judged to meet the limit have no plan and are counted. The table of the
+manual has these for several levels of `--confidence`.
 
 Devices: what a price decides by is the ratio of the best tokens of two devices under one engine and release. Its error
 is predicted / measured - 1. The wrong device is paid for where it would win at equal prices.
@@ -27,30 +28,47 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-import kvcalc
+from score_throughput import write
 
+import kvcalc
+from kvcalc.throughput.speed import judged_factor
+
+BEGIN = "<!-- choices: python benchmarks/score_decisions.py POINTS.jsonl --write docs/concepts/throughput.md -->"
+END = "<!-- end of choices -->"
+LEVELS = (50, 60, 65, 70, 80, 90)
 LIMITS = (0.02, 0.03, 0.05)
 _MISSED = 1.02
 
 
 class Point(NamedTuple):
-    """TPOT in seconds and tokens per second and device of a layout: measured, and predicted. `judged` is a TPOT."""
+    """TPOT in seconds and tokens per second and device of a layout: measured, and predicted.
+
+    `high` is the factor from the predicted TPOT to the upper end of its range.
+    """
 
     gpu: str
     tpot: float
     rate: float
     said_tpot: float
-    judged: float
+    high: float
     said_rate: float
 
 
-def point(row: Mapping[str, Any], confidence: int) -> Point | None:
+class Choices(NamedTuple):
+    """What was chosen within a limit: the loss of each choice, how many miss the limit, and groups without one."""
+
+    losses: list[float]
+    missed: int
+    no_plan: int
+
+
+def point(row: Mapping[str, Any]) -> Point | None:
     """A measured row and what kvcalc says about it. None if its speed is not known."""
     layout, release = row["layout"], row["release"] or ""
     tensor, ranks = layout.get("tp", 1), layout.get("dp", 1)
     speed = kvcalc.SpeedQuestion(
         expert_parallel_size=layout.get("ep"), input_tokens=row["isl"], output_tokens=row["osl"],
-        concurrency=row["concurrency"], confidence=confidence,
+        concurrency=row["concurrency"], confidence=80, benchmark=True,
     )  # fmt: skip
     try:
         document = kvcalc.estimate(
@@ -66,21 +84,43 @@ def point(row: Mapping[str, Any], confidence: int) -> Point | None:
     seconds = row["ttft"] + row["tpot"] * (row["osl"] - 1)
     return Point(
         row["gpu"], row["tpot"], row["concurrency"] * row["osl"] / seconds / (tensor * ranks),
-        serving["tpot_seconds"], serving["tpot_judged_seconds"], serving["tokens_per_second_per_device"],
+        serving["tpot_seconds"], serving["tpot_judged_seconds"] / serving["tpot_seconds"],
+        serving["tokens_per_second_per_device"],
     )  # fmt: skip
 
 
-def loss(points: Sequence[Point], limit: float) -> float | None:
-    """The share of the best tokens that the deployed point does not reach. None without a plan.
+def choices(groups: Iterable[Sequence[Point]], limit: float, confidence: int) -> Choices:
+    """The choices within a limit on TPOT in seconds. Groups without a measured point within it are left out."""
+    losses, missed, no_plan = list[float](), 0, 0
+    for points in groups:
+        best = max((each.rate for each in points if each.tpot <= limit), default=None)
+        if best is None:
+            continue
+        plan = [each for each in points if each.said_tpot * judged_factor(each.high, confidence) <= limit]
+        if not plan:
+            no_plan += 1
+            continue
+        pick = max(plan, key=lambda each: each.said_rate)
+        misses = pick.tpot > _MISSED * limit
+        missed += misses
+        losses.append(1.0 if misses else max(0.0, 1 - pick.rate / best))
+    return Choices(losses, missed, no_plan)
 
-    ValueError if no measured point is within the limit.
-    """
-    best = max(one.rate for one in points if one.tpot <= limit)
-    plan = [one for one in points if one.judged <= limit]
-    if not plan:
-        return None
-    pick = max(plan, key=lambda one: one.said_rate)
-    return 1.0 if pick.tpot > _MISSED * limit else max(0.0, 1 - pick.rate / best)
+
+def table_of(groups: Sequence[Sequence[Point]]) -> str:
+    """The table of the manual: for each level of confidence what is lost, missed and not planned, by limit."""
+    limits = " / ".join(f"{1e3 * limit:.0f}" for limit in LIMITS)
+    lines = [
+        f"| `--confidence` | tokens lost at {limits} ms | choices that miss the limit | sweeps without a choice |",
+        "|---|---|---|---|",
+    ]
+    for confidence in LEVELS:
+        each = [choices(groups, limit, confidence) for limit in LIMITS]
+        lost = " / ".join(f"{100 * mean(one.losses):.0f}" if one.losses else "-" for one in each)
+        missed = " / ".join(f"{100 * one.missed / len(one.losses):.1f}" if one.losses else "-" for one in each)
+        none = " / ".join(str(one.no_plan) for one in each)
+        lines.append(f"| {confidence} | {lost} % | {missed} % | {none} |")
+    return "\n".join(lines)
 
 
 def ratios(points: Iterable[Point], limit: float) -> list[tuple[float, float]]:
@@ -100,27 +140,31 @@ def ratios(points: Iterable[Point], limit: float) -> list[tuple[float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("points", type=Path)
-    parser.add_argument("--confidence", type=int, default=80)
     parser.add_argument("--devices", action="store_true")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the markers in this file")
     options = parser.parse_args()
     names = ("model", "engine", "release", "dtype", "isl", "osl", *(() if options.devices else ("gpu",)))
     groups = defaultdict[tuple[Any, ...], list[Point]](list)
+    layouts = defaultdict[tuple[Any, ...], set[str]](set)
     for line in options.points.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        found = point(row, options.confidence)
-        if found is not None:
-            groups[tuple(row[name] for name in names)].append(found)
+        measured_point = point(row)
+        if measured_point is not None:
+            key = tuple(row[name] for name in names)
+            groups[key].append(measured_point)
+            layouts[key].add(json.dumps(row["layout"], sort_keys=True))
+    if not options.devices:
+        table = table_of([points for key, points in groups.items() if len(layouts[key]) > 1])
+        print(table)
+        if options.write:
+            write(options.write, BEGIN, END, table)
+        return
     for limit in LIMITS:
-        if options.devices:
-            pairs = [pair for points in groups.values() for pair in ratios(points, limit)]
-            errors = [abs(predicted / measured - 1) for measured, predicted in pairs]
-            wrong = sum((measured > 1) != (predicted > 1) for measured, predicted in pairs)
-            text = f"{len(pairs)} pairs of devices, ratio off by {median(errors):.1%} at the median, {mean(errors):.1%}"
-            print(f"{1e3 * limit:.0f} ms: {text} on average; pays for the wrong one in {wrong}")
-            continue
-        losses = [loss(points, limit) for points in groups.values() if any(one.tpot <= limit for one in points)]
-        plans = [one for one in losses if one is not None]
-        print(f"{1e3 * limit:.0f} ms: {len(plans)} plans lose {mean(plans):.1%}; no plan {len(losses) - len(plans)}")
+        pairs = [pair for points in groups.values() for pair in ratios(points, limit)]
+        errors = [abs(predicted / measured - 1) for measured, predicted in pairs]
+        wrong = sum((measured > 1) != (predicted > 1) for measured, predicted in pairs)
+        text = f"{len(pairs)} pairs of devices, ratio off by {median(errors):.1%} at the median, {mean(errors):.1%}"
+        print(f"{1e3 * limit:.0f} ms: {text} on average; pays for the wrong one in {wrong}")
 
 
 if __name__ == "__main__":

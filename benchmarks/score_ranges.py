@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from constants_document import cell_of, ranges_of
+from constants_document import LEFT_OUT, LEFT_OUT_OF_TTFT, cell_of, ranges_of
 from fit_throughput import Predicted, family_of, fitted_to, left_out
 from score_throughput import write
 from throughput_data import FIRST, Row, data_folder, read_rows
@@ -54,24 +54,24 @@ def ratios(rows: Sequence[Row], out: Predicted, engine: str, metric: str) -> lis
     """Measured / predicted of an engine's rows."""
     found = []
     for row, (tpot, ttft) in zip(rows, out):
-        if row.engine != engine or row.requests == FIRST:
+        if row.engine != engine or row.requests == FIRST or row.suspect is not None:
             continue
         if metric == "tpot":
             found.append((row, row.seconds / tpot))
-        elif row.ttft_seconds and ttft:
+        elif row.ttft_seconds and ttft and not row.is_cold:
             found.append((row, row.ttft_seconds / ttft))
     return found
 
 
-def cells(found: Sequence[tuple[Row, float]]) -> Iterator[Cell]:
-    """The cells of an engine whose ranges are shown."""
+def cells(found: Sequence[tuple[Row, float]], left_out: float) -> Iterator[Cell]:
+    """The cells of an engine whose ranges are shown. `left_out` is the share that ranges leave out at both ends."""
     places: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for family in sorted({row.family for row, _ in found}):
-        ranges = ranges_of([one for one in found if one[0].family != family])
+        ranges = ranges_of([one for one in found if one[0].family != family], left_out)
         for row, ratio in found:
             if row.family != family:
                 continue
-            low, high = known_range(*range_factors(row.model, ranges, row.weight_dtype, row.running, is_outside=False))
+            low, high = known_range(*range_factors(row.model, ranges, row.weight_dtype, row.running, ()))
             if low is not None and high is not None:
                 places[cell_of(row)].append(-1 if ratio < low else 1 if ratio > high else 0)
     for name, own in sorted(places.items()):
@@ -110,7 +110,14 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the markers in this file")
     options = parser.parse_args()
     rows = read_rows(data_folder(options.data))
-    out = left_out(rows, family_of, fitted_to(rows))
+    table = table_of(rows, left_out(rows, family_of, fitted_to(rows)))
+    print(f"\n{table}")
+    if options.write:
+        write(options.write, BEGIN, END, table)
+
+
+def table_of(rows: Sequence[Row], out: Predicted) -> str:
+    """The table of the manual. Prints the cells of which too few or too many points are in the range."""
     lines = [
         f"| measured | cells | in the range | below | above | with {_MANY} points | {_LEAST:.0%} to {_MOST:.0%} in |"
         " with the best range | variance between cells |".replace("%", " %"),
@@ -118,7 +125,7 @@ def main() -> None:
     ]  # fmt: skip
     for title, engine, metric in _TITLES:
         found = ratios(rows, out, engine, metric)
-        own = list(cells(found))
+        own = list(cells(found, LEFT_OUT if metric == "tpot" else LEFT_OUT_OF_TTFT))
         many = [cell for cell in own if cell.points >= _MANY]
         honest = [cell for cell in many if _LEAST <= cell.inside <= _MOST]
         print(f"{title}: {len(honest)} of {len(many)} cells with {_MANY} points have {_LEAST:.0%} to {_MOST:.0%} in")
@@ -134,10 +141,7 @@ def main() -> None:
             lines.append(
                 f"| {title} | {len(own)} | {shares} | {len(many)} | {len(honest)} | {best_range(errors)} | {between} |"
             )
-    table = "\n".join(lines)
-    print(f"\n{table}")
-    if options.write:
-        write(options.write, BEGIN, END, table)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

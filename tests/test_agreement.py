@@ -21,7 +21,7 @@ from kvcalc.model.layout import Layout
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import all_gpus, find_devices
-from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model
+from kvcalc.throughput.speed import Gap, StoredWeights, range_factors, speed_model
 from tests.conftest import asked_presets, loaded, preset_names
 from tests.documents import estimate
 from tests.throughput.conftest import formula_reads
@@ -179,8 +179,10 @@ def test_an_engines_range_holds_its_own_value(engine: str) -> None:
         model, regime = speed_model(spec, held, formula_reads(spec, BF16), gpu, engine, Layout())
         for ranges in (regime.ranges, regime.ttft_ranges):
             for dtype in ("bf16", "fp8", "nvfp4", "q4_k_m"):
-                inside, beyond = (range_factors(model, ranges, dtype, 40, outside) for outside in (False, True))
+                gaps = (), [Gap("a larger batch")], [Gap("this device", True)]
+                inside, beyond, unmeasured = (range_factors(model, ranges, dtype, 40, each) for each in gaps)
                 assert 0 < beyond[0] <= inside[0] <= 1 <= inside[1] <= beyond[1]
+                assert unmeasured == (min(beyond[0], 0.5), max(beyond[1], 2.0))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -98,11 +98,11 @@ def plan(
     Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with `concurrency`,
     `requests_per_second` or `users` with `think_seconds`, or a job of `requests` that must end within
     `deadline_seconds`. Or give `trace`, the path of a file with the times and lengths of its requests. `sessions` are
-    as in `simulate`. With a `confidence` of 80, times are judged at the upper end of
-    their range, with 50 at the estimate. A time limits the mean, or the percentile that is given for it: 50, 90, 95 or
-    99. The load is simulated, with `burstiness`, `requests`, `seed` and `router` as in `simulate`. The load is larger
-    by the share `headroom`, and each layout has `spare_replicas` more than it needs. `simulate` is the number of
-    layouts of each kind of device to simulate. `jobs` processes search, for one kind of device each.
+    as in `simulate`. With a `confidence` of 50, times are judged at the estimate, with 80 at the upper end of their
+    range. A time limits the mean, or the percentile that is given for it: 50, 90, 95 or 99. The load is simulated, with
+    `burstiness`, `requests`, `seed` and `router` as in `simulate`. The load is larger by the share `headroom`, and each
+    layout has `spare_replicas` more than it needs. `simulate` is the number of layouts of each kind of device to
+    simulate. `jobs` processes search, for one kind of device each.
 
     `engines` are several, and "all" is every engine; `engine` is one. `prices` maps the name of a device to its price
     per hour. `gpus` are names; `Devices` limit the number of their kind. With `disaggregate` there are also rows with

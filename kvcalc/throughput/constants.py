@@ -99,11 +99,13 @@ class Regime(NamedTuple):
 
     `ranges` and `ttft_ranges` map a region to the 10th and 90th percentiles of measured / predicted, with the whole
     model family left out of the fit. A region groups similar questions (`regions`); the empty region is the whole
-    engine. `older_than` is the oldest release with constants if the release asked for is older. `evidence` is what the
+    engine. `checked_device_kinds` are those whose kernels or servers were measured, but not enough for the fit.
+    `older_than` is the oldest release with constants if the release asked for is older. `evidence` is what the
     constants were fitted to: `rows`, `sources`, and the `error` in and out of the fit.
     """
 
     device_kinds: Sequence[str]
+    checked_device_kinds: Sequence[str]
     weight_classes: Sequence[str]
     largest_batch: int
     largest_tensor_parallel_size: int

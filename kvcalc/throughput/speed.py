@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.model.layout import Layout
+from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.counts import count
@@ -61,40 +62,55 @@ def speed_model(
     return SpeedModel(counts, gpu, constants), regime
 
 
-def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) -> list[str]:
-    """The properties of this question that the fit did not cover, as text. Empty if it covered all of them."""
+class Gap(NamedTuple):
+    """A property of a question that the fit did not cover, as text.
+
+    With `is_unmeasured`, it is a kind of device, a type of weights or a way to split a model of which there is no
+    measurement at all.
+    """
+
+    text: str
+    is_unmeasured: bool = False
+
+
+def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) -> list[Gap]:
+    """The properties of this question that the fit did not cover. Empty if it covered all of them."""
     if not regime.device_kinds:
-        return ["this engine"]
-    found, kind, link = [], device_kind(model.gpu), model.gpu.interconnect
-    if kind not in regime.device_kinds:
-        known = model.gpu.device_class is not None
-        found.append(f"devices like {model.gpu.name} ({kind})" if known else "a device of unknown kind")
-    if weight_class(weight_dtype) not in regime.weight_classes:
-        found.append(f"{weight_dtype} weights")
-    if batch > regime.largest_batch:
-        found.append(f"batches beyond {regime.largest_batch:,}")
-    if regime.older_than is not None:
-        found.append(f"releases before {regime.older_than}")
-    layout = model.layout
-    if layout.tensor_parallel_size > regime.largest_tensor_parallel_size:
-        found.append(f"--tp beyond {regime.largest_tensor_parallel_size}")
-    if model.counts.experts and not regime.has_experts:
-        found.append("models with experts")
-    if layout.prompt_ranks > 1:
-        found.append("prefill context parallelism")
-    if layout.data_parallel_size > 1 and model.counts.experts:
-        found.append("DP ranks (--dp)")
-    if layout.token_ranks > 1:
-        found.append("decode context parallelism")
-    if model.host is not None:
-        found.append("models with a part in host memory")
-    if model.host_launch_seconds:
-        found.append("launches without CUDA graphs")
-    if model.counts.adapters is not None:
-        found.append("LoRA adapters")
-    if link is not None and layout.num_devices > link.devices:
-        found.append(f"more than the {link.devices} devices that {link.name} connects")
-    return found
+        return [Gap("this engine", True)]
+    kind, link, layout = device_kind(model.gpu), model.gpu.interconnect, model.layout
+    is_known, is_checked = model.gpu.device_class is not None, kind in regime.checked_device_kinds
+    device = Gap(f"devices like {model.gpu.name} ({kind})" if is_known else "a device of unknown kind", not is_checked)
+    gaps = {
+        device: kind not in regime.device_kinds,
+        Gap(f"{weight_dtype} weights", True): weight_class(weight_dtype) not in regime.weight_classes,
+        Gap(f"batches beyond {regime.largest_batch:,}"): batch > regime.largest_batch,
+        Gap(f"releases before {regime.older_than}"): regime.older_than is not None,
+        Gap(f"--tp beyond {regime.largest_tensor_parallel_size}", True): (
+            layout.tensor_parallel_size > regime.largest_tensor_parallel_size
+        ),
+        Gap("models with experts", True): bool(model.counts.experts) and not regime.has_experts,
+        Gap("prefill context parallelism", True): layout.prompt_ranks > 1,
+        Gap("DP ranks (--dp)"): layout.data_parallel_size > 1 and bool(model.counts.experts),
+        Gap("decode context parallelism", True): layout.token_ranks > 1,
+        Gap("models with a part in host memory"): model.host is not None,
+        Gap("launches without CUDA graphs"): bool(model.host_launch_seconds),
+        Gap("LoRA adapters"): model.counts.adapters is not None,
+        Gap(f"more than the {link.devices} devices that {link.name} connects" if link else "", True): (
+            link is not None and layout.num_devices > link.devices
+        ),
+    }
+    return [gap for gap, is_there in gaps.items() if is_there]
+
+
+def gap_note(gaps: Sequence[Gap]) -> Note:
+    """The note about what the fit did not cover."""
+    unmeasured = [gap.text for gap in gaps if gap.is_unmeasured]
+    text = f"not fitted for {', '.join(gap.text for gap in gaps)}: the estimate is less certain"
+    if unmeasured:
+        text = f"no measurement of {', '.join(unmeasured)}: times may be half or twice the estimate"
+        others = [gap.text for gap in gaps if not gap.is_unmeasured]
+        text += f"; not fitted for {', '.join(others)} either" if others else ""
+    return Note("throughput", "not-fitted", text)
 
 
 WIDEST_RANGE = 4.0
@@ -127,16 +143,24 @@ def hide_wide_ranges(throughput: documents.Throughput) -> None:
         energy["low_joules_per_token"] = energy["high_joules_per_token"] = None
 
 
+_UNMEASURED = 2.0
+"""A time may be this many times its estimate, or that part of it, if there is no measurement of its kind."""
+
+
 def range_factors(
-    model: SpeedModel, ranges: Mapping[str, Sequence[float]], weight_dtype: str, batch: float, is_outside: bool
+    model: SpeedModel, ranges: Mapping[str, Sequence[float]], weight_dtype: str, batch: float, gaps: Sequence[Gap]
 ) -> tuple[float, float]:
     """The factors on a time for its low and high end, from the narrowest region of the question that has a range.
 
-    Outside the fit, the range is 1.5 times as wide (as a ratio).
+    With gaps, the range is 1.5 times as wide (as a ratio), and at least fourfold if nothing like it was measured.
     """
     places = regions(device_kind(model.gpu), weight_class(weight_dtype), batch)
     low, high = next(ranges[place] for place in places if place in ranges)
-    return (low**1.5, high**1.5) if is_outside else (low, high)
+    if gaps:
+        low, high = low**1.5, high**1.5
+    if any(gap.is_unmeasured for gap in gaps):
+        low, high = min(low, 1 / _UNMEASURED), max(high, _UNMEASURED)
+    return low, high
 
 
 def judged_factor(high: float, confidence: int) -> float:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import Part, SpeedModel
 from kvcalc.throughput.serving import first_host_wait, host_wait
 from tests.conftest import ROOT
@@ -135,20 +134,13 @@ def test_a_release_before_a_step_and_a_kind_of_device_have_labels_of_their_own(
     assert len(parameters.SERVERS.labels_of(old._replace(version="0.14.1"))) == 2
 
 
-def test_what_scripts_set_for_an_engine_on_a_kind_of_device_is_in_the_fit_and_not_in_answers(
-    data: ModuleType, parameters: ModuleType
-) -> None:
-    model = parameters.SERVERS.first_token
-    theta, _ = model.prior
-    found = model.values(theta, "sglang", ["blackwell"])["ttft_steps"]
-    theta[[(p.name, label) for p, label in model.thetas].index(("ttft_steps", "sglang on blackwell"))] += 1.0
-    assert model.values(theta, "sglang", ["blackwell"])["ttft_steps"] == pytest.approx(found)
-    assert model.values(theta, "vllm", ["blackwell"])["ttft_steps"] == pytest.approx(found)
-    assert model.values(theta, "sglang", ["hopper"])["ttft_steps"] == pytest.approx(found)
-    row = rows_of(data)[0]
-    speed = SpeedModel(row.model.counts, find_gpu("b200"), row.model.constants)
-    rows = [row._replace(engine="sglang"), row._replace(engine="sglang", model=speed)]
-    assert list(model.arrays_of(rows)(theta)["ttft_steps"]) == pytest.approx([found, np.e * found])
+def test_the_flags_of_scripts_are_in_the_question_of_their_measurements(data: ModuleType) -> None:
+    question = {"gpu": "b200", "concurrency": 16}
+    point = {"engine": "sglang", "family": "deepseek-v3", "question": question}
+    assert data._flags(point) == {"scheduler-recv-interval": 30}
+    assert data._flags({**point, "question": {**question, "concurrency": 15}}) == {"scheduler-recv-interval": 10}
+    for other in ({"engine": "vllm"}, {"family": "llama-3"}, {"question": {**question, "gpu": "h200"}}):
+        assert data._flags({**point, **other}) == {}
 
 
 def test_a_folder_without_the_measurements_is_refused(data: ModuleType, tmp_path: Path) -> None:
@@ -168,15 +160,15 @@ def test_the_range_of_a_region_is_nearer_to_its_own_rows_the_more_families_it_ha
         return [(row._replace(family=f"family {i % number}", weight_dtype=dtype), ratio) for i in range(6 * number)]
 
     others = [*families(12, "int4", 0.5), *families(12, "int4", 2.0)]
-    found = {n: document.ranges_of([*families(n, "bf16", 1.0), *others]) for n in (1, 2, 6)}
+    found = {n: document.ranges_of([*families(n, "bf16", 1.0), *others]) for n in (1, 2, 12)}
     # One family says nothing about the next one.
     assert not any(region.startswith("hopper bf16") for region in found[1])
     assert found[1][""] == found[2][""] == found[2]["hopper"] == [0.5, 2.0]
-    # Two families are a quarter of the way from the device's range to their own, and six half of it.
-    assert found[2]["hopper bf16"] == [round(0.5**0.75, 3), round(2**0.75, 3)]
-    assert found[6]["hopper bf16"] == [round(0.5**0.5, 3), round(2**0.5, 3)]
+    # Two families are a seventh of the way from the device's range to their own, and twelve half of it.
+    assert found[2]["hopper bf16"] == [round(0.5 ** (6 / 7), 3), round(2 ** (6 / 7), 3)]
+    assert found[12]["hopper bf16"] == [round(0.5**0.5, 3), round(2**0.5, 3)]
     # So is the range of a size of batch between its own and that of the type of weights around it.
-    assert found[6]["hopper bf16 1-8"] == [round(0.5**0.25, 3), round(2**0.25, 3)]
+    assert found[12]["hopper bf16 1-8"] == [round(0.5**0.25, 3), round(2**0.25, 3)]
 
 
 def test_a_cell_counts_once_in_a_range_however_many_rows_it_has(
@@ -217,7 +209,7 @@ def test_the_ranges_of_a_family_have_not_seen_it(monkeypatch: pytest.MonkeyPatch
     """Four families are predicted exactly and one takes twice as long: only its cells are outside their ranges."""
     scored = module("score_ranges", monkeypatch)
     found = [(row, 2.0 if row.family == "family 1" else 1.0) for row in rows_of(data) if row.engine == "vllm"]
-    cells = list(scored.cells(found))
+    cells = list(scored.cells(found, 0.08))
     assert {row.family for row, _ in found} == {f"family {number}" for number in range(5)}
     assert sum(cell.points for cell in cells) == len(found)
     for cell in cells:

@@ -18,7 +18,7 @@ from tests.conftest import at_night
 LOAD: dict[str, Any] = {"input_tokens": 2048, "output_tokens": 300, "requests_per_second": 12.0}
 # Long requests, because few of them are simulated.
 LONG: dict[str, Any] = {"input_tokens": 8000, "output_tokens": 1000}
-WIDTHS = (1.0, 1.6, 4.0)
+WIDTHS = (1.0, 1.6, 8.0)
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def width(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the power by which ranges are wider: all of them, or those of layouts without a measurement."""
 
     def widen(power: float, *, unmeasured_only: bool = False) -> None:
-        def factors(model: Any, ranges: Any, dtype: str, batch: float, is_outside: bool) -> tuple[float, float]:
-            low, high = range_factors(model, ranges, dtype, batch, is_outside)
-            return (low, high) if unmeasured_only and not is_outside else (low**power, high**power)
+        def factors(model: Any, ranges: Any, dtype: str, batch: float, gaps: Any) -> tuple[float, float]:
+            low, high = range_factors(model, ranges, dtype, batch, gaps)
+            return (low, high) if unmeasured_only and not gaps else (low**power, high**power)
 
         for module in (throughput, instances):
             monkeypatch.setattr(module, "range_factors", factors)

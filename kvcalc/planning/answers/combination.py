@@ -219,32 +219,28 @@ def _with_memory(
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
-    from kvcalc.planning.answers.throughput import unfitted_of
+    from kvcalc.planning.answers.throughput import gaps_of
     from kvcalc.server.speed import speed_of
     from kvcalc.throughput.constants import batch_region
-    from kvcalc.throughput.speed import known_range, range_factors
+    from kvcalc.throughput.speed import gap_note, known_range, range_factors
 
     found = speed_of(case, notes)
     if isinstance(found, str):
         notes.append(Note("throughput", "unknown", found))
         return None
     first, regime = found.model, found.regime
-    unfitted = unfitted_of(case, found, largest_batch)
-    if unfitted:
-        notes.append(
-            Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the estimate is less certain")
-        )
+    if gaps := gaps_of(case, found, largest_batch):
+        notes.append(gap_note(gaps))
     # Of the fitted quantities, only the batch differs between points.
-    always = bool(unfitted_of(case, found, 1))
     factors: dict[tuple[str, bool], tuple[float, float]] = {}
     asked = case.question
     hit_rate = 0.0 if asked.speed is None else asked.speed.prefix_hit_rate
 
     def range_at(batch: int) -> tuple[float, float]:
-        is_outside = always or batch > regime.largest_batch
-        key = batch_region(batch), is_outside
+        key = batch_region(batch), batch > regime.largest_batch
         if key not in factors:
-            factors[key] = range_factors(first, regime.ranges, found.weight_dtype, batch, is_outside)
+            gaps = gaps_of(case, found, batch)
+            factors[key] = range_factors(first, regime.ranges, found.weight_dtype, batch, gaps)
         return factors[key]
 
     def at(tokens: int, batch: int) -> Row:

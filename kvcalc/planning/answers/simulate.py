@@ -8,6 +8,7 @@ from kvcalc.errors import UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.gpus import describe_hardware
+from kvcalc.planning.answers.throughput import gaps_of
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -26,7 +27,7 @@ from kvcalc.simulation.play import known_speed, play
 from kvcalc.simulation.results import Limits, Outcome, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.scheduler import Scheduler, start_notes
 from kvcalc.throughput.hardware import Devices
-from kvcalc.throughput.speed import known_range, range_factors
+from kvcalc.throughput.speed import Gap, gap_note, known_range, range_factors
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -74,7 +75,7 @@ def simulate(
     )  # fmt: skip
     notes += start_notes(case)
     instances = Instances(case, speed, scheduler, number, number * case.layout.num_devices)
-    document = describe_outcome(outcome, instances, load, limits, step_factor)
+    document = describe_outcome(outcome, instances, load, limits, step_factor, notes)
     return cast("documents.Simulate", {**document, "warnings": describe_notes(notes)})
 
 
@@ -89,10 +90,13 @@ class Instances(NamedTuple):
 
 
 def describe_outcome(
-    outcome: Outcome, instances: Instances, load: Load, limits: Limits, step_factor: float
+    outcome: Outcome, instances: Instances, load: Load, limits: Limits, step_factor: float, notes: list[Note]
 ) -> dict[str, Any]:
-    """The document without its notes."""
+    """The document without its notes. Adds one for what no measurement covers."""
     case, results = instances.case, describe_results(outcome, limits, load)
+    batch = max(1.0, results["mean_running_requests"] / instances.number)
+    if gaps := gaps_of(case, instances.speed, batch):
+        notes.append(gap_note(gaps))
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
@@ -106,7 +110,7 @@ def describe_outcome(
         "times": describe_times(outcome),
         "timeline": describe_timeline(outcome.ranks),
         "step_factor": step_factor,
-        "step_range": describe_range(instances.speed, results["mean_running_requests"] / instances.number),
+        "step_range": describe_range(instances.speed, batch, gaps),
     }  # fmt: skip
 
 
@@ -202,8 +206,7 @@ def describe_load(load: Load, outcome: Outcome) -> documents.SimulateLoad:
     }
 
 
-def describe_range(speed: Speed, batch: float) -> documents.SimulateStepRange:
+def describe_range(speed: Speed, batch: float, gaps: list[Gap]) -> documents.SimulateStepRange:
     """The 80 % range of a decode step at the mean batch, as factors on its time. None if it is not known."""
-    factors = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, max(1.0, batch), False)
-    low, high = known_range(*factors)
+    low, high = known_range(*range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, batch, gaps))
     return {"low_factor": low, "high_factor": high}

@@ -143,7 +143,7 @@ def simulate_pools(
             server.keep_sums()
     outcome = run_load(pools, load, supply, notes, progress)
     instances = Instances(decode.case, decode.speed, decode.scheduler, replicas, needed)
-    document = describe_outcome(outcome, instances, load, limits, step_factor)
+    document = describe_outcome(outcome, instances, load, limits, step_factor, notes)
     seconds = document["results"]["duration_seconds"]
     described = _describe_prefill(prefills, prefill.case, pools, rate, seconds)
     return cast("documents.Simulate", {**document, "prefill": described, "warnings": describe_notes(notes)})

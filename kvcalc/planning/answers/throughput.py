@@ -13,6 +13,8 @@ from kvcalc.throughput.constants import described_source, device_kind, regions, 
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import (
+    Gap,
+    gap_note,
     hide_wide_ranges,
     judged_factor,
     outside,
@@ -66,13 +68,11 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Thr
     model = speed.model
     step = model.decode(batch_size, context_tokens)
     roofline = model.roofline(batch_size, context_tokens)
-    unfitted = unfitted_of(case, speed, batch_size)
-    is_outside = bool(unfitted)
-    low, high = range_factors(model, speed.regime.ranges, speed.weight_dtype, batch_size, is_outside)
-    serving = _serving_in(case, speed, (low, high), is_outside, notes)
-    if unfitted:
-        text = f"not fitted for {', '.join(unfitted)}: the estimate is less certain"
-        notes.append(Note("throughput", "not-fitted", text))
+    gaps = gaps_of(case, speed, batch_size)
+    low, high = range_factors(model, speed.regime.ranges, speed.weight_dtype, batch_size, gaps)
+    serving = _serving_in(case, speed, (low, high), gaps, notes)
+    if gaps:
+        notes.append(gap_note(gaps))
     tokens_per_second = batch_size * model.tokens_per_step / step.seconds
     return {
         "decode_step_seconds": step.seconds,
@@ -94,11 +94,11 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Thr
         "host": _describe_host(model, batch_size, context_tokens, notes),
         "energy": _describe_energy(model, step, tokens_per_second, serving, (low, high)),
         "calibration": None,
-        "evidence": _describe_evidence(speed, batch_size, unfitted),
+        "evidence": _describe_evidence(speed, batch_size, gaps),
     }
 
 
-def _describe_evidence(speed: Speed, batch_size: int, outside: list[str]) -> documents.SpeedEvidence:
+def _describe_evidence(speed: Speed, batch_size: int, gaps: list[Gap]) -> documents.SpeedEvidence:
     """What the constants of the speed were fitted to, and how far off they were with a model's family left out."""
     regime, places = speed.regime, regions(device_kind(speed.model.gpu), weight_class(speed.weight_dtype), batch_size)
     place = next(one for one in places if one in regime.ranges)
@@ -113,20 +113,20 @@ def _describe_evidence(speed: Speed, batch_size: int, outside: list[str]) -> doc
         "region": place,
         "low_factor": low,
         "high_factor": high,
-        "outside": outside,
+        "outside": [gap.text for gap in gaps],
     }
 
 
 def describe_serving(case: Case, speed: Speed, notes: list[Note]) -> documents.Serving | None:
     """The `serving` part of `describe_speed`, and its notes. None if no requests are served."""
     batch = case.workload.batch_size
-    is_outside = bool(unfitted_of(case, speed, batch))
-    factors = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, batch, is_outside)
-    return _serving_in(case, speed, factors, is_outside, notes)
+    gaps = gaps_of(case, speed, batch)
+    factors = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, batch, gaps)
+    return _serving_in(case, speed, factors, gaps, notes)
 
 
 def _serving_in(
-    case: Case, speed: Speed, factors: tuple[float, float], is_outside: bool, notes: list[Note]
+    case: Case, speed: Speed, factors: tuple[float, float], gaps: list[Gap], notes: list[Note]
 ) -> documents.Serving | None:
     if case.question.speed is None or case.question.speed.request_tokens is None:
         return None
@@ -146,7 +146,7 @@ def _serving_in(
         load = serve_load(case, speed.model, notes)
     if load is None:
         return None
-    first = range_factors(speed.model, speed.regime.ttft_ranges, speed.weight_dtype, load.running, is_outside)
+    first = range_factors(speed.model, speed.regime.ttft_ranges, speed.weight_dtype, load.running, gaps)
     return _describe_serving(speed.model, load, factors, first, case.question.speed)
 
 
@@ -218,11 +218,11 @@ def _describe_serving(
     }
 
 
-def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
-    """The properties of this question that the fit did not cover, as text (`throughput.speed.outside`).
+def gaps_of(case: Case, speed: Speed, batch_size: float) -> list[Gap]:
+    """The properties of this question that the fit did not cover (`throughput.speed.outside`).
 
     No measurement in the fit drafted tokens.
     """
-    found = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
-    found += untimed(case.question.engine, case.question.engine_settings or {})
-    return found if case.question.speculative is None else [*found, "drafted tokens"]
+    gaps = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
+    gaps += map(Gap, untimed(case.question.engine, case.question.engine_settings or {}))
+    return gaps if case.question.speculative is None else [*gaps, Gap("drafted tokens")]

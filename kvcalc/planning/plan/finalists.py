@@ -21,6 +21,7 @@ from kvcalc.planning.plan.disaggregated.search import Instances, find_splits
 from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
 from kvcalc.planning.plan.replicas import (
+    WORTH_IT,
     OnePool,
     as_many_devices,
     devices_then_speed,
@@ -198,9 +199,9 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         if not best.judged.worst:
             speeds = (one.judged.simulated.tokens_per_second for one in (second, best))
             return f"{second}: {second.layout.why_more(best.layout) or as_many_devices(*speeds)}"
-        shares = f"{second.judged.worst:.0%}", f"{best.judged.worst:.0%}"
-        less = f"same number of devices, less headroom ({shares[0]} of the limit, not {shares[1]})"
-        if shares[0] == shares[1]:
+        shares = second.judged.worst, best.judged.worst
+        less = f"same number of devices, less headroom ({shares[0]:.0%} of the limit, not {shares[1]:.0%})"
+        if shares[0] < WORTH_IT * shares[1]:
             less = "same number of devices, same headroom"
         return f"{second}: {second.layout.why_more(best.layout) or less}"
     if missed:

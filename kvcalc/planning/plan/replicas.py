@@ -49,7 +49,8 @@ _FEW_REPLICAS, _FEW_OF_CLIENTS = 4, 8
 _MORE_THAN_RUN = 1.25
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
-_WORTH_IT = 1.02
+WORTH_IT = 1.02
+"""A layout is faster than another one, or has more headroom, if it is so by this factor."""
 
 
 class OnePool(NamedTuple):
@@ -109,7 +110,7 @@ class OnePool(NamedTuple):
     @property
     def least_gain(self) -> float:
         """How many times as fast it must be as others. Another way to split experts must be faster by 2 %."""
-        return 1.0 if self.shape.is_plain else _WORTH_IT
+        return 1.0 if self.shape.is_plain else WORTH_IT
 
     @property
     def weight(self) -> float:
@@ -303,7 +304,7 @@ def _layouts(traffic: Traffic, kind: Platform, shapes: list[Layout], keep: int) 
 
 def as_many_devices(slower: float, faster: float) -> str:
     """Why a layout lost that needs the same number of devices: by its tokens per second, if it is slower by 2 %."""
-    is_slower = slower * _WORTH_IT < faster
+    is_slower = slower * WORTH_IT < faster
     speed = f"{slower:,.0f} tokens per second, not {faster:,.0f}" if is_slower else "as fast"
     return f"same number of devices, {speed}"
 

@@ -12,7 +12,7 @@ from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.model.layout import Layout
 from kvcalc.planning.answers.estimate import Answer, answer_case
-from kvcalc.planning.answers.throughput import unfitted_of
+from kvcalc.planning.answers.throughput import gaps_of
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
 from kvcalc.question.question import Question
@@ -153,8 +153,8 @@ class Instance(NamedTuple):
         return self._factors(self.speed.regime.ranges, max(1, round(batch)))
 
     def _factors(self, ranges: Any, batch: int) -> tuple[float, float, float]:
-        is_outside = bool(unfitted_of(self.case, self.speed, batch))
-        low, high = range_factors(self.speed.model, ranges, self.speed.weight_dtype, batch, is_outside)
+        gaps = gaps_of(self.case, self.speed, batch)
+        low, high = range_factors(self.speed.model, ranges, self.speed.weight_dtype, batch, gaps)
         return low, high, judged_factor(high, self.case.question.speed_asked.confidence)
 
     def answer(self, requests: int) -> Answer:
