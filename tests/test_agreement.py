@@ -181,8 +181,8 @@ def test_an_engines_range_holds_its_own_value(engine: str) -> None:
             for dtype in ("bf16", "fp8", "nvfp4", "q4_k_m"):
                 gaps = (), [Gap("a larger batch")], [Gap("this device", True)]
                 inside, beyond, unmeasured = (range_factors(model, ranges, dtype, 40, each) for each in gaps)
-                assert 0 < beyond[0] <= inside[0] <= 1 <= inside[1] <= beyond[1]
-                assert unmeasured == (min(beyond[0], 0.5), max(beyond[1], 2.0))
+                assert 0 < unmeasured[0] <= beyond[0] <= inside[0] <= 1 <= inside[1] <= beyond[1] <= unmeasured[1]
+                assert unmeasured == (min(inside[0], 0.5), max(inside[1], 2.0))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -152,15 +152,15 @@ def range_factors(
 ) -> tuple[float, float]:
     """The factors on a time for its low and high end, from the narrowest region of the question that has a range.
 
-    With gaps, the range is 1.5 times as wide (as a ratio), and at least fourfold if nothing like it was measured.
+    If nothing like the question was measured, they are at least half and twice the estimate. With other gaps, the range
+    is 1.5 times as wide (as a ratio), as far as it is not wider than that.
     """
     places = regions(device_kind(model.gpu), weight_class(weight_dtype), batch)
     low, high = next(ranges[place] for place in places if place in ranges)
-    if gaps:
-        low, high = low**1.5, high**1.5
+    widest = min(low, 1 / _UNMEASURED), max(high, _UNMEASURED)
     if any(gap.is_unmeasured for gap in gaps):
-        low, high = min(low, 1 / _UNMEASURED), max(high, _UNMEASURED)
-    return low, high
+        return widest
+    return (max(low**1.5, widest[0]), min(high**1.5, widest[1])) if gaps else (low, high)
 
 
 def judged_factor(high: float, confidence: int) -> float:

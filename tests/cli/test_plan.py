@@ -78,7 +78,7 @@ def test_the_range_and_where_it_is_judged_are_on_the_screen(kvcalc: Any, monkeyp
         monkeypatch.setenv("COLUMNS", columns)
         for more in ((), ("--price", "h100=2.5"), ("--engine", "vllm,sglang", "--gpu", "h100,a100,mi300x")):
             out = kvcalc(*words, *more).out
-            assert "TTFT <= 2 s and TPOT <= 50 ms, judged at 80% confidence, the upper" in " ".join(out.split())
+            assert "TTFT <= 2 s and TPOT <= 50 ms, judged at 65% confidence" in " ".join(out.split())
             assert "80% range" in out.partition("\n\n")[2].splitlines()[0]
             assert max(map(len, out.splitlines())) <= int(columns)
     assert "judged at 50% confidence, the estimate\n" in kvcalc(*words, "--confidence", "50").out

@@ -82,7 +82,7 @@ def test_first_tokens_may_be_later_than_the_slower_steps_make_them(gpu: str, lim
     """Steps are simulated as slow as TPOT is judged. What the factor of TTFT has beyond that is one on TTFT."""
     document: Any = kvcalc.plan(
         MODEL, [gpu], input_tokens=PROMPT, output_tokens=ANSWER, requests_per_second=4.0, requests=100,
-        max_ttft_seconds=limit, ttft_percentile=90,
+        max_ttft_seconds=limit, ttft_percentile=90, confidence=80,
     )  # fmt: skip
     best = document["best"]
     for one in document["finalists"]:
@@ -215,11 +215,11 @@ def test_the_next_layout_is_compared_with_the_one_that_won() -> None:
     """Here the layout that is simulated first fails, as does the one after the winner."""
     document: Any = kvcalc.plan(
         "llama-3.1-8b", ["h100"], engine="tensorrt-llm", input_tokens="fixed:1024", output_tokens="fixed:400",
-        requests_per_second=22.0,
-        max_ttft_seconds=0.15, ttft_percentile=95, requests=300, confidence=60, max_devices=3,
+        requests_per_second=20.0,
+        max_ttft_seconds=0.15, ttft_percentile=95, requests=300, confidence=65, max_devices=3,
     )  # fmt: skip
     best = document["best"]
-    assert [(row["num_devices"], row["passes"]) for row in document["finalists"]] == [(2, False), (2, False), (3, True)]
+    assert [(row["num_devices"], row["passes"]) for row in document["finalists"]] == [(2, False), (3, True), (2, False)]
     assert (best["num_devices"], best["tensor_parallel_size"]) == (3, 1)
     assert best["next_layout"].startswith("tp 2: TTFT p95 ")
     assert best["next_layout"].endswith(" and the limit is 150 ms")

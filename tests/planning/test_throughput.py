@@ -100,7 +100,7 @@ def test_half_a_question_is_a_usage_error(kvcalc: Any, options: tuple[str, ...])
 )
 def test_outside_the_fit_it_warns_and_the_range_is_wider(kvcalc: Any, options: tuple[str, ...], why: str) -> None:
     result = kvcalc("estimate", "llama-3-70b", *options, "--json")
-    assert re.search(f"throughput: not fitted for .*{re.escape(why)}", warned(result))
+    assert re.search(f"throughput: (not fitted for|no measurement of) .*{re.escape(why)}", warned(result))
     found, usual = result.json["throughput"], throughput(kvcalc, "llama-3-70b", "--gpu", "h100x8", "--engine", "vllm")
     assert found["high_seconds"] / found["decode_step_seconds"] > usual["high_seconds"] / usual["decode_step_seconds"]
 
@@ -109,6 +109,7 @@ def test_inside_the_fit_it_does_not_warn(kvcalc: Any) -> None:
     for engine, gpu in (("vllm", "h100x8"), ("sglang", "b200x8"), ("tensorrt-llm", "h200x8")):
         result = kvcalc("estimate", "llama-3-70b", "--gpu", gpu, "--engine", engine, "--context", "4k", "--json")
         assert "not fitted" not in warned(result)
+        assert "no measurement" not in warned(result)
 
 
 def test_what_is_not_known_is_null_and_says_why(kvcalc: Any) -> None:

@@ -83,10 +83,11 @@ def test_a_plans_layout_fits_in_an_estimate(kvcalc: Any, pytestconfig: pytest.Co
         layout = ["--tp", best["tensor_parallel_size"], "--pp", best["pipeline_parallel_size"]]
         for name, option in (("data_parallel_size", "--dp"), ("expert_parallel_size", "--ep")):
             layout += [option, best[name]] if best[name] > 1 else []
+        clients = -(-named["--concurrency"] // best["replicas"])
         found = kvcalc(
             "estimate", words[0], "--gpu", f"{named['--gpu']}x{best['num_devices'] // best['replicas']}",
             "--engine", named["--engine"], "--input-tokens", named["--input-tokens"], "--output-tokens",
-            named["--output-tokens"], "--concurrency", best["requests_per_replica"], *layout, "--json",
+            named["--output-tokens"], "--concurrency", clients, *layout, "--json",
         )  # fmt: skip
         assert found.out, f"{words}: {found.err}"
         assert found.json["fit"]["fits"], words

@@ -367,7 +367,7 @@ def test_more_layers_on_the_device_are_faster() -> None:
     assert prefills == sorted(prefills, reverse=True)
     for step in steps:
         assert sum(step["parts"].values()) == pytest.approx(step["decode_step_seconds"])
-        assert step["roofline_decode_step_seconds"] < step["low_seconds"] < step["decode_step_seconds"]
+        assert step["roofline_decode_step_seconds"] <= step["low_seconds"] < step["decode_step_seconds"]
 
 
 def test_with_everything_on_the_device_the_speed_is_the_plain_one() -> None:

@@ -122,8 +122,8 @@ def test_without_a_range_of_the_step_the_energy_has_none() -> None:
 
 
 def test_the_screen_says_that_a_range_is_not_known(kvcalc: Any) -> None:
-    words = ("estimate", "llama-3.1-8b", "--gpu", "h200", "--engine", "sglang", "--input-tokens", "1k",
-             "--output-tokens", "200", "--concurrency", "32")  # fmt: skip
+    words = ("estimate", "llama-3.1-8b", "--gpu", "b200", "--engine", "tensorrt-llm", "--dtype", "fp8",
+             "--input-tokens", "1k", "--output-tokens", "200", "--concurrency", "32")  # fmt: skip
     serving = kvcalc(*words, "--json").json["throughput"]["serving"]
     assert serving["ttft_high_seconds"] is None
     assert serving["tpot_low_seconds"] < serving["tpot_seconds"] < serving["tpot_high_seconds"]

@@ -96,7 +96,8 @@ def plan(
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
     `refuse_empty` raises the error.
     """
-    prices = prices or {}
+    named = {(gpu.gpu if isinstance(gpu, Devices) else gpu).name for gpu in gpus}
+    prices = {name if name in named else find_gpu(name).name: price for name, price in (prices or {}).items()}
     dtypes = [None] if question.dtype is None else [name.strip() for name in question.dtype.split(",")]
     kinds = [
         _kind(kind, max_devices, engine_on(engine, question.model, kind, dtype), prices)._replace(dtype=dtype)

@@ -200,9 +200,8 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
             speeds = (one.judged.simulated.tokens_per_second for one in (second, best))
             return f"{second}: {second.layout.why_more(best.layout) or as_many_devices(*speeds)}"
         shares = second.judged.worst, best.judged.worst
-        less = f"same number of devices, less headroom ({shares[0]:.0%} of the limit, not {shares[1]:.0%})"
-        if shares[0] < WORTH_IT * shares[1]:
-            less = "same number of devices, same headroom"
+        used = f"less headroom ({shares[0]:.0%} of the limit, not {shares[1]:.0%})"
+        less = f"same number of devices, {'same headroom' if shares[0] < WORTH_IT * shares[1] else used}"
         return f"{second}: {second.layout.why_more(best.layout) or less}"
     if missed:
         # Pairs of layouts are in the order in which the short form prefers them.

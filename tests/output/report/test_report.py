@@ -220,10 +220,10 @@ def test_a_check_has_the_rate_and_the_curve_around_it(kvcalc: Any, tmp_path: Pat
         "limit 1 s (p99)",
         "largest",
     } <= cells
-    assert "judged at 80% confidence, the upper end of the range" in cells
+    assert "judged at 65% confidence" in cells
     human = kvcalc(*QUESTIONS["check"], "--format", "human").out
     assert found in human
-    assert "judged at 80% confidence" in human
+    assert "judged at 65% confidence" in human
 
 
 def test_the_sizes_of_a_report_are_those_of_the_screen(kvcalc: Any, tmp_path: Path) -> None:
