@@ -78,6 +78,17 @@ def parse_network(text: str, option: str) -> int:
     return parse_bandwidth(text, option) if found is None else found
 
 
+def parse_pcie(text: str, option: str) -> int:
+    """Bytes per second in one direction of a generation and its lanes, `pcie-3x8`, or of a rate. Raises UsageError."""
+    kind, _, size = text.strip().casefold().partition("-")
+    generation, _, lanes = size.partition("x")
+    if kind == "pcie" and generation in ("3", "4", "5", "6") and lanes in ("1", "2", "4", "8", "16"):
+        return int(lanes) * 10**9 << (int(generation) - 3)
+    if kind[:1].isalpha():
+        raise UsageError(f"{option} {text[:40]!a}: not a link", "pcie-4x16, pcie-3x8, or a rate such as 8GB/s")
+    return parse_bandwidth(text, option)
+
+
 def network_names() -> list[str]:
     """The names of the networks that `network_bytes_per_second` knows, such as `infiniband-400g`."""
     return [f"{kind}-{rate}g" for kind, rates in _NETWORKS.items() for rate in rates]

@@ -217,25 +217,30 @@ def own_gpu(
     bandwidth_bytes_per_second: int | None,
     flops_per_second: int | None,
     network_bytes_per_second: int | None = None,
+    pcie_bytes_per_second: int | None = None,
 ) -> Gpu:
     """A device described by its figures. The given figures replace those of `base`, if there is one.
 
-    `flops_per_second` is for bf16. The other types of `base` keep their ratio to bf16. Raises UsageError (exit 2) if
-    there is neither a base nor a memory size.
+    `flops_per_second` is for bf16. The other types of `base` keep their ratio to bf16. With `pcie_bytes_per_second`,
+    devices of a machine have no other link. Raises UsageError (exit 2) if there is neither a base nor a memory size.
     """
     if base is None:
         if memory_bytes is None:
             raise UsageError("a custom device needs --gpu-memory", "for example: --gpu-memory 80GB")
         flops = {} if flops_per_second is None else {"bf16": flops_per_second, "fp16": flops_per_second}
         rate = bandwidth_bytes_per_second or 0
-        own = Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, None, None, (), "options", None)
+        pcie = pcie_bytes_per_second
+        own = Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, pcie, None, (), "options", None)
         return own._replace(network_bytes_per_second=network_bytes_per_second or own.network_bytes_per_second)
     given: dict[str, Any] = {
         "memory_bytes": memory_bytes,
         "bandwidth_bytes_per_second": bandwidth_bytes_per_second,
         "flops_per_second": None if flops_per_second is None else _scaled(base.flops_per_second, flops_per_second),
         "network_bytes_per_second": network_bytes_per_second,
+        "pcie_bytes_per_second": pcie_bytes_per_second,
     }
+    if pcie_bytes_per_second is not None:
+        base = base._replace(interconnect=None)
     changed = base._replace(**{name: figure for name, figure in given.items() if figure is not None})
     return changed if changed == base else changed._replace(source=f"{base.source}; changed by options")
 

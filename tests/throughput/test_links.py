@@ -170,3 +170,41 @@ def test_a_slow_network_between_stages_makes_long_prompts_slower() -> None:
     assert rates[1]
     expected = sent / rates[1] - sent / rates[0]
     assert prefill("ethernet-25g") - prefill("ethernet-100g") == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_link_of_your_own_replaces_the_devices(kvcalc: Any) -> None:
+    asked = (
+        "estimate",
+        "qwen3-32b",
+        "--gpu",
+        "rtx-3090x4",
+        "--tp",
+        "4",
+        "--engine",
+        "vllm",
+        "--dtype",
+        "int4",
+        "--json",
+    )
+    usual, same, half = (
+        kvcalc(*asked, *more).json["throughput"]["parts"]["communication_seconds"]
+        for more in ((), ("--link", "pcie-4x16"), ("--link", "PCIe-3x16"))
+    )
+    assert same == usual
+    sent = kvcalc(*asked, "--link", "pcie-3x8").json["throughput"]["parts"]["communication_seconds"] - half
+    assert sent == pytest.approx(2 * (half - usual)), "a quarter of the rate adds what half of it adds, and twice that"
+    # Devices that NVLink joins are taken to have none.
+    fast, slow = (
+        kvcalc("estimate", "qwen3-32b", "--gpu", "h100x4", "--tp", "4", *more, "--json").json["throughput"]["parts"]
+        for more in ((), ("--link", "64GB/s"))
+    )
+    assert slow["communication_seconds"] > 2 * fast["communication_seconds"]
+
+
+@pytest.mark.parametrize("link", ["nvlink", "pcie-3", "pcie-2x16", "pcie-4x12"])
+def test_an_unknown_link_is_refused_with_examples(kvcalc: Any, link: str) -> None:
+    refused = kvcalc("estimate", "llama-3-8b", "--gpu", "l40sx2", "--link", link)
+    assert refused.status == 2
+    assert f"--link '{link}': not a link" in refused.err
+    assert "pcie-3x8" in refused.err
+    assert kvcalc("estimate", "llama-3-8b", "--link", "pcie-3x8").status == 2
