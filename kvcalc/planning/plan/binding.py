@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # The type that is tried in the cache and in the weights. It may be the one that they have.
 _SMALLER = "fp8"
 # A time that is judged at so many times its estimate is hardly known.
-_FAR = 2.0
+_FAR = 1.5
 
 
 def memory_notes(layout: OnePool) -> list[Note]:
