@@ -70,7 +70,7 @@ def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, ou
         if mine
         else None
     )
-    # What the fit does not trust says nothing of the next server.
+    # Rows that the fit does not trust must not widen the ranges.
     entry["ranges"] = ranges_of([ratio for ratio in ratios if ratio[0].suspect is None])
     first = [
         (row, row.ttft_seconds / predicted)

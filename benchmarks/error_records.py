@@ -17,7 +17,6 @@ import datetime
 import json
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,10 +76,8 @@ def asked_of(point: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 def ask(program: str, questions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The answers of `kvcalc batch`, in the order of the questions."""
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
-        file.writelines(json.dumps(question) + "\n" for question in questions)
-        file.flush()
-        done = subprocess.run([program, "batch", file.name], capture_output=True, text=True, check=False)
+    lines = "".join(json.dumps(question) + "\n" for question in questions)
+    done = subprocess.run([program, "batch", "-"], input=lines, capture_output=True, text=True, check=False)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     if len(answers) != len(questions):
         sys.exit(f"{program}: {len(answers)} answers to {len(questions)} questions: {done.stderr[:200]}")
@@ -122,10 +119,10 @@ def table() -> str:
         "|---|---|" + "---|" * len(releases),
     ]
     for collection, engine, metric in dict.fromkeys((row["collection"], row["engine"], row["metric"]) for row in rows):
-        own = [of_release.get((collection, engine, metric, release)) for release in releases]
-        points = max(int(row["points"]) for row in own if row is not None)
+        each = [of_release.get((collection, engine, metric, release)) for release in releases]
+        points = max(int(row["points"]) for row in each if row is not None)
         name = f"{collection}, {engine}" if engine != collection else engine
-        lines.append(f"| {name}, {_METRICS[metric]} | {points:,} | {' | '.join(map(cell, own))} |")
+        lines.append(f"| {name}, {_METRICS[metric]} | {points:,} | {' | '.join(map(cell, each))} |")
     return "\n".join(lines)
 
 

@@ -229,9 +229,11 @@ def own_gpu(
             raise UsageError("a custom device needs --gpu-memory", "for example: --gpu-memory 80GB")
         flops = {} if flops_per_second is None else {"bf16": flops_per_second, "fp16": flops_per_second}
         rate = bandwidth_bytes_per_second or 0
-        pcie = pcie_bytes_per_second
-        own = Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, pcie, None, (), "options", None)
-        return own._replace(network_bytes_per_second=network_bytes_per_second or own.network_bytes_per_second)
+        own = Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, None, None, (), "options", None)
+        return own._replace(
+            network_bytes_per_second=network_bytes_per_second or own.network_bytes_per_second,
+            pcie_bytes_per_second=pcie_bytes_per_second,
+        )
     given: dict[str, Any] = {
         "memory_bytes": memory_bytes,
         "bandwidth_bytes_per_second": bandwidth_bytes_per_second,
@@ -239,9 +241,9 @@ def own_gpu(
         "network_bytes_per_second": network_bytes_per_second,
         "pcie_bytes_per_second": pcie_bytes_per_second,
     }
-    if pcie_bytes_per_second is not None:
-        base = base._replace(interconnect=None)
     changed = base._replace(**{name: figure for name, figure in given.items() if figure is not None})
+    if pcie_bytes_per_second is not None:
+        changed = changed._replace(interconnect=None)
     return changed if changed == base else changed._replace(source=f"{base.source}; changed by options")
 
 

@@ -63,10 +63,9 @@ def speed_model(
 
 
 class Gap(NamedTuple):
-    """A property of a question that the fit did not cover, as text.
+    """Something about a question that the fit did not cover.
 
-    With `is_unmeasured`, it is a kind of device, a type of weights or a way to split a model of which there is no
-    measurement at all.
+    With `is_unmeasured`, nothing at all was measured of this kind of device, type of weights or way to split a model.
     """
 
     text: str
@@ -77,40 +76,37 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
     """The properties of this question that the fit did not cover. Empty if it covered all of them."""
     if not regime.device_kinds:
         return [Gap("this engine", True)]
-    kind, link, layout = device_kind(model.gpu), model.gpu.interconnect, model.layout
-    is_known, is_checked = model.gpu.device_class is not None, kind in regime.checked_device_kinds
-    device = Gap(f"devices like {model.gpu.name} ({kind})" if is_known else "a device of unknown kind", not is_checked)
-    gaps = {
-        device: kind not in regime.device_kinds,
-        Gap(f"{weight_dtype} weights", True): weight_class(weight_dtype) not in regime.weight_classes,
-        Gap(f"batches beyond {regime.largest_batch:,}"): batch > regime.largest_batch,
-        Gap(f"releases before {regime.older_than}"): regime.older_than is not None,
-        Gap(f"--tp beyond {regime.largest_tensor_parallel_size}", True): (
-            layout.tensor_parallel_size > regime.largest_tensor_parallel_size
-        ),
-        Gap("models with experts", True): bool(model.counts.experts) and not regime.has_experts,
-        Gap("prefill context parallelism", True): layout.prompt_ranks > 1,
-        Gap("DP ranks (--dp)"): layout.data_parallel_size > 1 and bool(model.counts.experts),
-        Gap("decode context parallelism", True): layout.token_ranks > 1,
-        Gap("models with a part in host memory"): model.host is not None,
-        Gap("launches without CUDA graphs"): bool(model.host_launch_seconds),
-        Gap("LoRA adapters"): model.counts.adapters is not None,
-        Gap(f"more than the {link.devices} devices that {link.name} connects" if link else "", True): (
-            link is not None and layout.num_devices > link.devices
-        ),
-    }
-    return [gap for gap, is_there in gaps.items() if is_there]
+    kind, link, layout, experts = device_kind(model.gpu), model.gpu.interconnect, model.layout, model.counts.experts
+    like = "a device of unknown kind" if model.gpu.device_class is None else f"devices like {model.gpu.name} ({kind})"
+    most_ranks = regime.largest_tensor_parallel_size
+    # Whether it is so, what to call it, and whether nothing at all was measured of it.
+    rows = (
+        (kind not in regime.device_kinds, like, kind not in regime.checked_device_kinds),
+        (weight_class(weight_dtype) not in regime.weight_classes, f"{weight_dtype} weights", True),
+        (batch > regime.largest_batch, f"batches beyond {regime.largest_batch:,}", False),
+        (regime.older_than is not None, f"releases before {regime.older_than}", False),
+        (layout.tensor_parallel_size > most_ranks, f"--tp beyond {most_ranks}", True),
+        (experts and not regime.has_experts, "models with experts", True),
+        (layout.prompt_ranks > 1, "prefill context parallelism", True),
+        (experts and layout.data_parallel_size > 1, "DP ranks (--dp)", False),
+        (layout.token_ranks > 1, "decode context parallelism", True),
+        (model.host is not None, "models with a part in host memory", False),
+        (model.host_launch_seconds, "launches without CUDA graphs", False),
+        (model.counts.adapters is not None, "LoRA adapters", False),
+    )
+    gaps = [Gap(text, is_unmeasured) for is_there, text, is_unmeasured in rows if is_there]
+    if link is not None and layout.num_devices > link.devices:
+        gaps.append(Gap(f"more than the {link.devices} devices that {link.name} connects", True))
+    return gaps
 
 
 def gap_note(gaps: Sequence[Gap]) -> Note:
     """The note about what the fit did not cover."""
-    unmeasured = [gap.text for gap in gaps if gap.is_unmeasured]
-    text = f"not fitted for {', '.join(gap.text for gap in gaps)}: the estimate is less certain"
-    if unmeasured:
-        text = f"no measurement of {', '.join(unmeasured)}: times may be half or twice the estimate"
-        others = [gap.text for gap in gaps if not gap.is_unmeasured]
-        text += f"; not fitted for {', '.join(others)} either" if others else ""
-    return Note("throughput", "not-fitted", text)
+    unmeasured, others = (", ".join(gap.text for gap in gaps if gap.is_unmeasured is each) for each in (True, False))
+    if not unmeasured:
+        return Note("throughput", "not-fitted", f"not fitted for {others}: the estimate is less certain")
+    text = f"no measurement of {unmeasured}: times may be half or twice the estimate"
+    return Note("throughput", "not-fitted", f"{text}; not fitted for {others} either" if others else text)
 
 
 WIDEST_RANGE = 4.0

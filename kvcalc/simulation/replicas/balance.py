@@ -2,7 +2,7 @@
 
 DP ranks wait for the slowest of them in each step, so a prompt on one rank costs all ranks its time. TensorRT-LLM can
 hold prompts back until all ranks compute some in the same step (_balance_adp_requests, _torch/pyexecutor/
-py_executor.py, 1.2). Parts of a prompt that is divided do not wait here.
+py_executor.py, 1.2). The chunks of a divided prompt are not held back here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Balancer:
 def plan_without_prompts(rank: Replica) -> Plan:
     """What the next step of a rank does if the prompts that wait go on waiting."""
     waiting, rank.waiting = rank.waiting, deque()
-    steps = rank.quiet_steps()
-    plan: Plan = ([], steps) if steps else rank.plan()
+    plan = rank.next_plan()
     rank.waiting = waiting
     return plan

@@ -70,18 +70,14 @@ class LockStep(Server):
             self.free_sent(self._visible)
         if queue:
             self.router.route()
-        held = 0 if self._balancer is None else self._balancer.held_steps()
-        plans: list[Plan]
-        if held:
-            plans = [plan_without_prompts(rank) for rank in self.ranks]
-        else:
-            plans = [([], steps) if (steps := rank.quiet_steps()) else rank.plan() for rank in self.ranks]
+        held_steps = 0 if self._balancer is None else self._balancer.held_steps()
+        plans = [plan_without_prompts(rank) if held_steps else rank.next_plan() for rank in self.ranks]
         if any(chunks for chunks, _ in plans):
             self._step(plans)
             return True
         self._planned = min([steps for _, steps in plans if steps], default=0)
-        if held and any(rank.waiting for rank in self.ranks):
-            self._planned = min(self._planned, held)
+        if held_steps and any(rank.waiting for rank in self.ranks):
+            self._planned = min(self._planned, held_steps)
         if self._planned and queue and any(rank.made_room for rank in self.ranks):
             self._planned = 1
         self._active = [rank for rank in self.ranks if rank.decoding]

@@ -65,6 +65,11 @@ class Replica(Holder):
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 
+    def next_plan(self) -> Plan:
+        """What the last plan still allows, or another plan if something changed."""
+        steps = self.quiet_steps()
+        return ([], steps) if steps else self.plan()
+
     def plan(self) -> Plan:
         """What the next step does. Takes the blocks of the chunks."""
         self.made_room = bool(self._leaving or self._shrinking)
