@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +13,16 @@ from kvcalc.engines import disaggregation_of
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.layout import Layout
 from kvcalc.planning.plan.disaggregated import search
-from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
+from kvcalc.planning.plan.disaggregated.instances import (
+    HANDOVER_SECONDS,
+    Instance,
+    decode_instance,
+    prefill_instance,
+    sent_of,
+)
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_joined, join_caches, same_kind
-from kvcalc.planning.plan.disaggregated.rates import Load, Times
-from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
-from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, judged_load, times_between
+from kvcalc.planning.plan.disaggregated.search import Instances
+from kvcalc.planning.plan.disaggregated.split import Busy, TwoPools, describe_energy
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.question.question import Question, SpeedQuestion
@@ -111,12 +115,12 @@ def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_pro
         context_tokens=300, batch_size=round(decode["requests_per_instance"]),
     )  # fmt: skip
     of_steps = decode["instances"] * answer["throughput"]["energy"]["watts"]
-    # Each prefill instance is busy for the time of its prompts.
-    busy = rate / prefills * row["disaggregated"]["ttft_parts"]["prefill_seconds"]
+    # A prefill instance is busy for the time of its prompts: no longer than each alone, no shorter than in full steps.
+    alone = rate / prefills * row["disaggregated"]["ttft_parts"]["prefill_seconds"]
     assert prefill["instances"] == prefills
-    of_prompts = mean_watts(H100, prefill["num_devices"], 1.0, busy)
-    assert of_prompts is not None
-    assert row["watts"] == pytest.approx(of_prompts + of_steps, rel=0.06)
+    least, most = (mean_watts(H100, prefill["num_devices"], 1.0, min(1.0, busy)) or 0.0
+                   for busy in (prefill["utilization"], alone))  # fmt: skip
+    assert 0.97 * (least + of_steps) <= row["watts"] <= 1.03 * (most + of_steps)
     assert row["free_bytes"] == min(prefill["free_bytes"], decode["free_bytes"])
 
 
@@ -168,19 +172,18 @@ def test_each_pool_and_both_together_have_a_limit() -> None:
     assert [kinds.allow(devices) for devices in tried] == [True, True, False, False, False]
 
 
-def test_a_limit_on_the_whole_request_counts_without_one_on_its_first_token() -> None:
-    traffic, kind = traffic_of("llama-3.1-8b"), Platform(H100, 1, "vllm")
-    (prefill,), (decode,) = (
-        found[0] for found in (Instances(traffic).prefills(kind), Instances(traffic).decodes(kind))
-    )
-    times = pair_of(prefill, decode, same_kind(kind, LINK).link)[0].times(1, 1, Load(0.1))
-    assert times is not None
-    first, each = (times_between(metric, prefill, decode, times) for metric in ("ttft", "tpot"))
-    assert each[0] < times.tpot_seconds < each[2] < each[1]
-    whole = first[2] + 399 * each[2]
-    for limit, is_met in ((whole * 1.001, True), (whole * 0.999, False)):
-        targets = Targets(None, 0.1, None, None, max_e2e_seconds=limit)
-        assert find_judge(targets, prefill, decode)(times) is is_met
+@pytest.mark.parametrize("metric", ["ttft", "tpot", "e2e"])
+def test_a_request_alone_is_too_slow_beyond_its_judged_time(metric: str) -> None:
+    """The whole request has a first token and 399 others."""
+    pools = split_of(traffic_of("llama-3.1-8b"), Platform(H100, 2, "vllm"))
+    first, each = (factors[2] for factors in pools.factors(Targets(1, None)).values())
+    ttft, tpot = first * pools.pair.ttft_seconds, each * pools.decode.rates.tpot(1)
+    seconds = {"ttft": ttft, "tpot": tpot, "e2e": ttft + 399 * tpot}[metric]
+    for limit, is_slow in ((seconds * 1.001, False), (seconds * 0.999, True)):
+        limits: dict[str, Any] = {f"max_{metric}_seconds": limit}
+        trouble = pools.too_slow(Targets(None, 0.1, **limits))
+        assert (trouble is not None) is is_slow
+        assert trouble is None or trouble.reason.startswith(f"{metric.upper()} of one request is up to ")
 
 
 def test_a_first_token_is_the_reason_only_if_one_request_is_too_slow() -> None:
@@ -201,16 +204,16 @@ def test_both_servers_have_the_options_that_were_asked_for() -> None:
     assert all("--max-num-batched-tokens 4096" in pools["commands"][role] for role in ("prefill", "decode"))
 
 
-def test_the_transfer_has_no_range_and_the_other_parts_have_that_of_their_instance() -> None:
-    times = Times(
-        1.0, decoding=7.0, prompts=3, utilization=0.5, host_seconds=0.25, queue_seconds=0.5, prefill_seconds=1.0,
-        transfer_seconds=0.125, first_step_seconds=0.0625, tpot_seconds=0.01,
-    )  # fmt: skip
-    prefill: Any = SimpleNamespace(ttft_factors=lambda prompts: {3: (0.5, 2.0, 1.5)}[prompts])
-    decode: Any = SimpleNamespace(step_factors=lambda decoding: {7.0: (0.25, 8.0, 4.0)}[decoding])
-    ends = (1.75 * 0.5 + 0.125 + 0.0625 * 0.25, 1.75 * 2 + 0.125 + 0.0625 * 8, 1.75 * 1.5 + 0.125 + 0.0625 * 4)
-    assert times_between("ttft", prefill, decode, times) == ends
-    assert times_between("tpot", prefill, decode, times) == (0.0025, 0.08, 0.04)
+def test_the_transfer_has_no_range_and_the_rest_has_that_of_its_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = split_of(traffic_of("llama-3.1-8b"), Platform(H100, 2, "vllm"))
+    monkeypatch.setattr(Instance, "ttft_factors", lambda _, prompts: {1: (0.5, 2.0, 1.5)}[prompts])
+    monkeypatch.setattr(Instance, "step_factors", lambda _, decoding: (0.25, 8.0, 4.0 if decoding == 7 else 5.0))
+    sent = pools.transfer_bytes / 50e9
+    rest = pools.pair.ttft_seconds - sent
+    factors = pools.factors(Targets(7, None))
+    assert factors["tpot"] == (0.25, 8.0, 4.0)
+    judged = [factor * pools.pair.ttft_seconds for factor in factors["ttft"]]
+    assert judged == pytest.approx([sent + rest * factor for factor in (0.5, 2.0, 1.5)])
 
 
 @pytest.mark.parametrize(
@@ -237,12 +240,11 @@ def test_a_prefill_step_has_the_prompts_of_its_budget(prompt: int, hit_rate: flo
 
 
 def test_decode_instances_run_fewer_requests_within_a_shorter_limit() -> None:
-    known, kind = Instances(traffic_of("llama-3.1-8b")), Platform(H100, 1, "vllm")
-    (usual,), _ = known.decodes(kind)
-    (shorter,), _ = known.decodes(kind, Targets(None, 3.0, 4.0, 0.012))
-    assert 0 < shorter.rates.most < usual.rates.most
-    most = shorter.rates.most
-    assert shorter.rates.tpot(most) * shorter.step_factors(most)[2] <= 0.012
+    (decode,), _ = Instances(traffic_of("llama-3.1-8b")).decodes(Platform(H100, 1, "vllm"))
+    numbers = [decode.most_within(limit) for limit in (None, 0.03, 0.012, 1e-4)]
+    assert numbers[0] == decode.rates.most >= numbers[1] > numbers[2] > numbers[3] == 0
+    judged = [decode.rates.tpot(number) * decode.step_factors(number)[2] for number in (numbers[2], numbers[2] + 1)]
+    assert judged[0] <= 0.012 < judged[1]
 
 
 def test_a_prefill_instance_holds_its_step_and_what_is_being_sent() -> None:
@@ -261,9 +263,9 @@ def test_a_prefill_instance_holds_its_step_and_what_is_being_sent() -> None:
 def test_devices_without_a_published_power_have_no_energy() -> None:
     traffic = traffic_of("llama-3.1-8b")
     for tdp in (None, 700):
-        kind = Platform(H100._replace(tdp_watts=tdp), 4, "vllm")
-        found = split_of(traffic, kind)
-        assert bool(describe_energy(found, traffic.lengths)) == (tdp is not None)
+        pools = split_of(traffic, Platform(H100._replace(tdp_watts=tdp), 4, "vllm"))
+        busy = Busy(3.0, 1, 4.0, (1, 4))
+        assert bool(describe_energy(pools, busy, traffic.lengths, 1200.0)) == (tdp is not None)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -306,50 +308,75 @@ def test_requests_alone_are_simulated_on_no_number_of_instances() -> None:
     assert [pools.numbers for pools in asked] == [found.numbers, None]
 
 
-def test_instances_that_are_too_few_for_a_trace_have_the_figures_of_what_they_can_serve() -> None:
-    found = split_of(traffic_of("llama-3.1-8b"), Platform(H100, 4, "vllm"))
-    most = min(found.pair.capacities(1, 1))
-    for rate, is_trace, served in ((0.5, False, 0.5), (2.0, False, None), (0.5, True, 0.5), (2.0, True, 0.9)):
-        other = found.at((1, 1), Targets(None, rate * most, None, None), is_trace=is_trace)
-        assert (other and other.match.times.requests_per_second) == (served and pytest.approx(served * most))
-        assert other is None or other.num_devices == sum(found.devices_of((1, 1)))
-
-
-@pytest.mark.parametrize("load", [{"requests_per_second": 40.0}, {"concurrency": 160}])
-def test_no_pools_cost_less_than_the_bound_of_their_layouts(
-    load: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("load", "limits", "serves"),
+    [
+        # A share of the slower pool. Without a limit on the wait, no layout is busier than 90 %.
+        ({"requests_per_second": 0.89}, {}, True), ({"requests_per_second": 0.91}, {}, False),
+        ({"requests_per_second": 0.99}, {"max_ttft_seconds": 9.0}, True),
+        ({"requests_per_second": 1.01}, {"max_ttft_seconds": 9.0}, False),
+    ],
+)  # fmt: skip
+def test_numbers_that_do_not_keep_up_are_simulated_for_a_trace_alone(
+    load: dict[str, float], limits: dict[str, float], serves: bool
 ) -> None:
-    targets = Targets(load.get("concurrency"), load.get("requests_per_second"), 4.0, 0.03)
+    """A trace counts shared prefixes, which the short form does not."""
+    pools = split_of(traffic_of("llama-3.1-8b"), Platform(H100, 4, "vllm"))
+    slower = max(pools.prefill.step_factors(1)[2], pools.decode.step_factors(pools.decode.rates.largest(0.0))[2])
+    most = min(pools.pair.capacities(1, 1)) / slower
+    targets = Targets(None, load["requests_per_second"] * most, **limits)  # type: ignore[arg-type]
+    assert (pools.at((1, 1), targets, is_trace=False) is not None) is serves
+    assert pools.at((1, 1), targets, is_trace=True) == pools._replace(numbers=(1, 1))
+
+
+def test_clients_all_run_and_wait_for_prompts_only_within_a_limit() -> None:
+    pools = split_of(traffic_of("llama-3.1-8b"), Platform(H100, 8, "vllm"))
+    pair = pools.pair
+    most = 2 * pair.decode.largest(pair.transfer)
+    few = Targets(most, None)
+    rate, each = pools._replace(numbers=(1, 2)).rate(few), pair.capacities(1, 1)[0]
+    enough = int(rate / each) + 1
+    assert enough > 1, "one prefill instance is the bottleneck"
+    for numbers, targets, serves in (
+        ((1, 2), few, False), ((1, 2), few._replace(max_ttft_seconds=60.0), True), ((enough, 2), few, True),
+        ((enough, 1), few, False), ((enough, 2), few._replace(concurrency=most + 1), False),
+    ):  # fmt: skip
+        assert (pools.at(numbers, targets, is_trace=False) is not None) is serves
+
+
+@pytest.mark.parametrize(
+    "load", [{"requests_per_second": 40.0}, {"concurrency": 160}, {"users": 900, "think_time": 20.0}]
+)
+def test_the_first_numbers_are_the_fewest_that_keep_up_within_the_limits(load: dict[str, Any]) -> None:
+    targets = Targets(load.get("concurrency"), load.get("requests_per_second"), 4.0, 0.03, users=load.get("users"),
+                      think_time=load.get("think_time"))  # fmt: skip
     known = Instances(traffic_of("llama-3.1-8b")._replace(targets=targets))
     one, other = Platform(H100, 64, "vllm", price=2.0), Platform(H200, 64, "vllm", price=3.0)
-    for kinds in (
-        same_kind(one, LINK), PoolPlatforms(one, other, same_kind(one, LINK).link, (2.0, 3.0), (64, 64, 128)),
-    ):  # fmt: skip
-        rows = search.candidates_of(known, kinds, targets)
-        bounds = [bound for bound, _, _ in rows]
-        assert bounds == sorted(bounds)
-        assert min(bounds) > sum(kinds.weights), "more than two devices"
-        weights = []
-        for bound, prefill, decode in rows:
-            pair, moved = pair_of(prefill, decode, kinds.link)
-            judge = find_judge(targets, prefill, decode)
-            match = pair.fewest(judged_load(Load(**load), prefill, decode), judge, kinds.most)
-            weights.append(inf if match is None else TwoPools(prefill, decode, kinds, moved, match).weight)
-            assert bound <= weights[-1] * (1 + 1e-9)
-        for keep in (1, 2):
-            tried: list[Any] = []
+    mixed = PoolPlatforms(one, other, same_kind(one, LINK).link, (2.0, 3.0), (64, 64, 128))
+    for kinds in (same_kind(one, LINK), mixed):
+        pairs = search.find_splits(known, [kinds], targets, keep=100)
+        assert isinstance(pairs, list)
+        assert len(pairs) > 8
+        for pools in pairs:
+            (prefills, decodes), longest = pools.numbers, pools.decode.most_within(0.03)
+            assert pools.keeps_up(targets)
+            if decodes > 1:
+                fewer = pools._replace(numbers=(prefills, decodes - 1))
+                assert not fewer.keeps_up(targets) or fewer.decoding(targets) > longest * 0.9
+        slow = [pools.too_slow(targets) is not None for pools in pairs]
+        weights = [pools.weight for pools in pairs]
+        assert list(zip(slow, weights)) == sorted(zip(slow, weights))
+        assert search.find_splits(known, [kinds], targets, keep=3) == pairs[:3]
 
-            def counted(*asked: Any, tried: list[Any] = tried) -> Any:
-                tried.append(asked)
-                return pair_of(*asked)
 
-            monkeypatch.setattr(search, "pair_of", counted)
-            best = search.find_splits(known, [kinds], targets, keep)
-            assert isinstance(best, list)
-            assert [one.weight for one in best] == sorted(weights)[:keep]
-            # The bounds grow, so the search ends at the first one above what is found already.
-            ends = [bound > sorted([*weights[:number], inf, inf])[keep - 1] for number, bound in enumerate(bounds)]
-            assert len(tried) == [*ends, True].index(True) < len(rows)
+def test_pools_for_a_trace_begin_with_as_many_as_there_are_devices() -> None:
+    """It counts shared prefixes, so fewer instances than those of its busiest minute may do."""
+    traffic, kind = traffic_of("llama-3.1-8b", requests_per_second=100.0), Platform(H100, 8, "vllm")
+    asked: Any = (Instances(traffic), [same_kind(kind, LINK)], traffic.targets)
+    assert isinstance(search.find_splits(*asked), Trouble)
+    pairs = search.find_splits(*asked, is_trace=True)
+    assert isinstance(pairs, list)
+    assert all(2 <= pools.num_devices <= 8 for pools in pairs)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ class Layout:
     def in_flight(self, simulation: Known, targets: Targets) -> float:
         return 20.0
 
-    def times(self) -> dict[str, tuple[float, float]]:
-        return {"ttft": (0.5, 0.5), "tpot": (0.01, 0.01)}
+    def factors(self, targets: Targets) -> dict[str, tuple[float, float, float]]:
+        return dict.fromkeys(("ttft", "tpot"), (0.5, 2.0, 1.0))
 
     def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Layout:
         return self

@@ -376,7 +376,7 @@ def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> N
     assert layout(8).in_flight(simulation, Targets(None, 8.0)) == 3  # one of eight is simulated
     assert (layout().tokens_per_second, layout().weight) == (200.0, 8)
     assert (str(layout()), str(layout(1)), layout().numbers, layout().key) == ("2 x tp 4", "tp 4", (2,), Layout(4, 1))
-    assert layout().times() == {"ttft": (1.0, 1.5), "tpot": (0.1, 0.2)}
+    assert [one[2] for one in layout().factors(Targets(None, 8.0)).values()] == [1.5, 2.0]
     assert [layout().most_replicas(number) for number in (3, 4, 11, 12)] == [0, 1, 2, 3]
     assert [layout(spare=1).most_replicas(number) for number in (4, 7, 8, 40)] == [0, 0, 1, 9]
     assert [layout(clients=5).most_replicas(number) for number in (8, 20, 40)] == [2, 5, 5]
@@ -599,46 +599,6 @@ def test_a_limit_on_the_wait_is_judged_however_busy_the_short_form_calls_the_rep
     traffic = Traffic(None, LENGTHS, Targets(1, None, limit), False)  # type: ignore[arg-type]
     found: Any = finalists.find_replicas(traffic, "a kind", None, number)  # type: ignore[arg-type]
     assert found == (busy, "a kind", most)
-
-
-@pytest.mark.parametrize(
-    ("trace", "serves_at", "asked", "rate"),
-    [
-        (None, 16.0, [("limits", 16.0)], 16.0),
-        (None, 15.0, [("limits", 16.0), ("free", 16.0)], None),
-        # A trace counts shared prefixes, so a sixty-fourth of its rate may tell where to begin.
-        ({}, 8.0, [("limits", 16.0), ("free", 16.0), ("free", 8.0)], 8.0),
-        ({}, 0.25, [("limits", 16.0), *(("free", 16.0 / 2**n) for n in range(7))], 0.25),
-        ({}, 0.2, [("limits", 16.0), *(("free", 16.0 / 2**n) for n in range(7))], None),
-    ],
-)  # fmt: skip
-def test_pools_are_first_guessed_for_the_load_or_for_a_smaller_one_of_a_trace(
-    monkeypatch: pytest.MonkeyPatch, trace: Any, serves_at: float, asked: list[Any], rate: float | None
-) -> None:
-    tried: list[tuple[str, float | None]] = []
-
-    def find_splits(known: Any, joined: Any, targets: Targets, keep: int) -> Any:
-        tried.append(("limits" if targets.limits else "free", targets.requests_per_second))
-        return [] if (targets.requests_per_second or 0.0) <= serves_at else Trouble("too many devices")
-
-    monkeypatch.setattr(finalists, "find_splits", find_splits)
-    judge: Any = SimpleNamespace(targets=Targets(None, 16.0, 1.0), simulation=SimpleNamespace(trace=trace))
-    found = finalists._guesses(None, [], judge, 4)  # type: ignore[arg-type]
-    assert tried == asked
-    assert isinstance(found, Trouble) is (rate is None)
-
-
-def test_pools_for_clients_are_guessed_for_these_clients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Targets] = []
-
-    def find_splits(known: Any, joined: Any, targets: Targets, keep: int) -> Trouble:
-        tried.append(targets)
-        return Trouble("no")
-
-    monkeypatch.setattr(finalists, "find_splits", find_splits)
-    judge: Any = SimpleNamespace(targets=Targets(8, None, 1.0), simulation=SimpleNamespace(trace={}))
-    assert finalists._guesses(None, [], judge, 4) == Trouble("no")  # type: ignore[arg-type]
-    assert [(one.concurrency, bool(one.limits)) for one in tried] == [(8, True), (8, False)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, joined_kinds
 from kvcalc.planning.plan.disaggregated.rows import _in_order
-from kvcalc.planning.plan.disaggregated.split import describe_energy
+from kvcalc.planning.plan.disaggregated.split import Busy, describe_energy
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform
 from kvcalc.question.request_lengths import one_length
@@ -55,18 +55,15 @@ def test_the_power_of_both_pools(tdp: bool) -> None:
 
     found: Any = SimpleNamespace(
         kinds=SimpleNamespace(prefill=SimpleNamespace(gpu=H100), decode=SimpleNamespace(gpu=decode)),
-        match=SimpleNamespace(
-            prefills=2, decodes=3, times=SimpleNamespace(requests_per_second=6.0, prompts=4, decoding=0.5)
-        ),
+        numbers=(2, 3),
         prefill=SimpleNamespace(
             shape=SimpleNamespace(num_devices=2), rates=SimpleNamespace(seconds=lambda prompts: prompts / 8, stages=2)
         ),
         decode=SimpleNamespace(
             shape=SimpleNamespace(num_devices=4), speed=SimpleNamespace(model=SimpleNamespace(decode=step))
         ),
-        tokens_per_second=600.0,
     )
-    energy = describe_energy(found, one_length(1000, 200))
+    energy = describe_energy(found, Busy(6.0, 4, 0.5, (4, 1)), one_length(1000, 200), 600.0)
     assert asked == [(1.0, 1100.0)]
     if not tdp:
         assert energy == {}

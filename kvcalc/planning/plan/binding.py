@@ -51,12 +51,10 @@ def range_notes(judge: Judge, layout: Layout) -> list[Note]:
     metric = None if finalist is None else finalist.judged.worst_metric
     if metric not in ("ttft", "tpot"):
         return []
-    estimate, judged = layout.times()[metric]
-    if judged < _FAR * estimate:
+    factor = layout.factors(judge.targets)[metric][2]
+    if factor < _FAR:
         return []
-    text = (
-        f"{metric.upper()} binds, and is judged at {judged / estimate:.1f} times its estimate: so little is known of it"
-    )
+    text = f"{metric.upper()} binds, and is judged at {factor:.1f} times its estimate: so little is known of it"
     return [Note("plans", "wide-range", f"{text} here. --confidence 50 plans with the estimate")]
 
 

@@ -22,7 +22,7 @@ from kvcalc.planning.plan.finalists import find_replicas
 from kvcalc.planning.plan.judge import Judge
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.planned import PlannedLoad
-from kvcalc.planning.plan.replicas import TIMES, OnePool
+from kvcalc.planning.plan.replicas import ENDS, OnePool
 from kvcalc.planning.plan.targets import METRICS, MOST_BUSY, Targets, check_arrivals, check_percentiles
 from kvcalc.planning.plan.traffic import (
     Platform,
@@ -47,7 +47,7 @@ from kvcalc.writing.shell import join
 if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.plan.judge import Judge
-    from kvcalc.planning.plan.targets import Simulates
+    from kvcalc.planning.plan.targets import Simulated, Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_price", "plan", "refuse_empty"]
 
@@ -310,9 +310,11 @@ def _row(
         weights_bytes=memory.document["weights"]["bytes"],
         free_bytes=memory.fit["free_bytes"],
         max_batch_size=memory.fit["max_batch_size"],
-        **(printed := found.printed()),
-        tokens_per_second_per_device=(printed["tokens_per_second"] or 0.0) / found.num_devices,
+        **(simulated := cast("Simulated", found.simulated)).describe(found.factors(traffic.targets)),
+        tokens_per_second_per_device=simulated.tokens_per_second / found.num_devices,
     )
+    if traffic.targets.deadline_seconds is not None:  # how long the requests of a job wait says nothing
+        row.update(dict.fromkeys(f"ttft_{end}seconds" for end in ENDS))
     row.update(judge.describe_limits(found))
     energy = found.probe.energy
     if energy is not None:
@@ -355,7 +357,7 @@ ROW = (
     "data_parallel_size", "expert_parallel_size", "decode_context_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "utilization", "kv_dtype", "weights_dtype", "weights_bytes", "free_bytes",
     "max_batch_size",
-    *TIMES,
+    *(f"{metric}_{end}seconds" for metric in ("ttft", "tpot") for end in ENDS),
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
@@ -370,7 +372,7 @@ def _search_or_refuse(
     try:
         traffic.settings_for(kind.engine, traffic.question.engine_settings or {})  # raises if it refuses the prompts
         found = find_replicas(traffic, kind, judge, num_simulated)
-        return found if isinstance(found, Trouble) else found.with_times(judge.simulation, judge.timed(found))
+        return found if isinstance(found, Trouble) else judge.timed(found)
     except SettingError:
         raise
     except KvcalcError as error:

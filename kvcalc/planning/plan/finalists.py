@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TypeVar, cast
+from typing import cast
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.binding import too_slow_alone
-from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.disaggregated.search import Instances, find_splits
 from kvcalc.planning.plan.disaggregated.split import TwoPools
-from kvcalc.planning.plan.judge import Finalist, Judge, Layout
+from kvcalc.planning.plan.judge import Finalist, Judge, L, Layout
 from kvcalc.planning.plan.replicas import (
     WORTH_IT,
     OnePool,
@@ -33,7 +32,6 @@ from kvcalc.search import smallest_where
 
 # The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
 DEFAULT_FINALISTS = 8
-L = TypeVar("L", "OnePool", "TwoPools")
 _RANK = attrgetter("rank")
 # More devices help if the time that is furthest beyond its target becomes shorter than this share of it.
 _HELPS = 0.95
@@ -216,51 +214,20 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
 
 
 # The pairs of layouts of one row that are simulated. The short form knows their order well.
-DEFAULT_PAIRS = 4
-# How often the rate of a trace is halved to find pools of the short form, which counts no shared prefixes.
-_HALVINGS = 6
+DEFAULT_PAIRS = 6
 
 
 def find_pools(
     known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, num_simulated: int | None
-) -> TwoPools | Trouble:  # fmt: skip
+) -> TwoPools | Trouble:
     """The smallest pools whose simulation meets the targets. At most `num_simulated` pairs of layouts are simulated.
 
     Raises what `find_splits` raises, and UsageError (exit 2) if no pair can be simulated.
     """
-    guesses = _guesses(known, joined, judge, num_simulated or DEFAULT_PAIRS)
-    candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
+    is_trace = judge.simulation.trace is not None
+    pairs = find_splits(known, joined, judge.targets, num_simulated or DEFAULT_PAIRS, is_trace=is_trace)
+    candidates = ([], pairs) if isinstance(pairs, Trouble) else (pairs, None)
     return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
-
-
-def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[TwoPools] | Trouble:
-    """The pairs to simulate. Where to begin is what the short form says about means, or without limits if it has none.
-
-    A simulated percentile may be below the mean of the short form, so the layouts themselves have no limit. If there
-    are too few devices for the busiest minute of a trace, a lower rate says where to begin.
-    """
-    free = judge.targets.without_limits()
-    within = found = find_splits(known, joined, judge.targets, keep)
-    if isinstance(within, Trouble):
-        found = find_splits(known, joined, free, keep)
-    rate, halvings = free.requests_per_second, 0
-    while isinstance(found, Trouble) and judge.simulation.trace is not None and rate and halvings < _HALVINGS:
-        rate, halvings = rate / 2, halvings + 1
-        found = find_splits(known, joined, free._replace(requests_per_second=rate), keep)
-    if isinstance(found, Trouble):
-        return within
-    return [
-        split._replace(
-            prefill=_like(split.prefill, known.prefills(split.kinds.prefill)[0]),
-            decode=_like(split.decode, known.decodes(split.kinds.decode, free)[0]),
-        )
-        for split in found
-    ]
-
-
-def _like(wanted: Instance, instances: Sequence[Instance]) -> Instance:
-    """The one of the instances that is split as `wanted` is."""
-    return next(instance for instance in instances if instance.shape == wanted.shape)
 
 
 def _fewest_instances(judge: Judge, guess: TwoPools, best: Finalist | None) -> Finalist | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from math import ceil, sqrt
 from statistics import stdev
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from kvcalc.notes import Note
 from kvcalc.planning.plan.replicas import OnePool
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Layout = Union[OnePool, "TwoPools"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""
+L = TypeVar("L", OnePool, "TwoPools")
 
 CLOSE = 0.9
 """A simulated time above this share of its target needs more runs."""
@@ -180,14 +181,18 @@ class Judge:
             self._found[key] = self._new(layout, layout.alone(), is_alone=True)
         return self._found[key]
 
-    def timed(self, layout: Layout) -> Simulated | None:
-        """The simulation that judged the means of a layout if its steps are as long as they are estimated, else None.
+    def timed(self, layout: L) -> L:
+        """A layout with the times and the rates of its load, simulated with steps as long as they are estimated.
 
-        What is printed then is what was compared with the targets.
+        Where means were judged with such steps, it is that simulation: what is printed is what was compared.
         """
         has_means = self.targets.limits and self.targets.highest_percentile is None
         finalist = self._found.get((layout.key, layout.numbers)) if has_means else None
-        return None if finalist is None or finalist.judged.step_factor != 1 else finalist.judged.simulated
+        if finalist is not None and finalist.judged.step_factor == 1:
+            simulated = finalist.judged.simulated
+        else:
+            _, simulated = layout.run(self.simulation, self.targets, None, 1.0, is_alone=False)
+        return layout._replace(simulated=simulated)
 
     def describe_limits(self, layout: Layout) -> dict[str, float | int | None]:
         """The simulated times of a layout that have a target, and the number of requests, for its row in the plan."""
@@ -223,7 +228,8 @@ class Judge:
         return self._run(layout, self.simulation, self._num_requests, is_alone=is_alone)
 
     def _run(self, layout: Layout, simulation: Simulates, num_requests: int, *, is_alone: bool) -> Finalist:
-        step, ttft = ((times := layout.times()[metric])[1] / times[0] for metric in ("tpot", "ttft"))
+        factors = layout.factors(self.targets)
+        step, ttft = factors["tpot"][2], factors["ttft"][2]
         # One replica of a job is simulated, whatever their number.
         job = layout if self.targets.deadline_seconds is not None and isinstance(layout, OnePool) else None
         numbers = layout.numbers if job is None else (job.job_clients,)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
@@ -27,7 +27,6 @@ from kvcalc.planning.plan.traffic import (
     Trouble,
     probe,
     replica_of,
-    times_of,
 )
 from kvcalc.question.fields import AT_RANDOM
 from kvcalc.records import NamedTuple
@@ -37,12 +36,8 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.plan.targets import Simulated, Simulates, Targets
 
-# The ends of a range are null if it is not known.
-TIMES = (
-    "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "ttft_judged_seconds",
-    "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds", "tpot_judged_seconds",
-)  # fmt: skip
-_RATES = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second")
+# A time, the ends of its range, which are null if they are not known, and what is judged.
+ENDS = ("", "low_", "high_", "judged_")
 # The most replicas that are simulated together: at a rate, and for clients.
 _FEW_REPLICAS, _FEW_OF_CLIENTS = 4, 8
 # A queue of this share beside the requests that run keeps a replica of a job busy.
@@ -125,10 +120,14 @@ class OnePool(NamedTuple):
         """The requests that are in the simulated system at once."""
         return self.together(simulation, targets) * self.probe.running
 
-    def times(self) -> dict[str, tuple[float, float]]:
-        """The estimates of TTFT and TPOT, and the times that are judged."""
-        serving = self.probe.serving
-        return {metric: times_of(metric, self.traffic.lengths, serving) for metric in ("ttft", "tpot")}
+    def factors(self, targets: Targets) -> dict[str, tuple[float, float, float]]:
+        """The factors on TTFT and TPOT for the ends of their ranges, and for the times that are judged."""
+        serving: Any = self.probe.serving
+        times = {metric: [serving[f"{metric}_{end}seconds"] for end in ENDS] for metric in ("ttft", "tpot")}
+        return {
+            metric: ((low or 0.0) / estimate, (high or inf) / estimate, judged / estimate)
+            for metric, (estimate, low, high, judged) in times.items()
+        }
 
     def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> OnePool:
         """The layout with the short form's figures for another number of replicas."""
@@ -187,36 +186,6 @@ class OnePool(NamedTuple):
         if has_order or simulation.num_requests is not None or self.replicas <= _FEW_REPLICAS:
             return self.replicas
         return 1 if targets.clients is None else min(self.replicas, _FEW_OF_CLIENTS)
-
-    def with_times(self, simulation: Simulates, known: Simulated | None) -> OnePool:
-        """The layout with the times and the rates of its load, simulated with steps as long as they are estimated.
-
-        `known` are these if they have been simulated.
-        """
-        simulated = known or self.run(simulation, self.traffic.targets, None, 1.0, is_alone=False)[1]
-        return self._replace(simulated=simulated)
-
-    def printed(self) -> dict[str, float | None]:
-        """The times and the rates of its row. The ranges are as wide as those of the short form.
-
-        How long the requests of a job wait says nothing, so its times to first token are null.
-        """
-        serving, simulated = cast(Any, self.probe.serving), self.simulated
-        rates = self.replicas * serving["requests_per_second"], self.replicas * serving["tokens_per_second"]
-        factors = dict.fromkeys(("ttft", "tpot", "tokens", "requests"), 1.0)
-        factors["tokens"] = factors["requests"] = float(self.replicas)
-        if simulated is not None:
-            for metric in ("ttft", "tpot"):
-                mean = simulated.times[metric]["mean"]
-                factors[metric] = 1.0 if mean is None else mean / serving[f"{metric}_seconds"]
-            factors["requests"] *= simulated.requests_per_second / rates[0]
-            factors["tokens"] *= simulated.tokens_per_second / rates[1]
-        printed = {
-            name: None if (value := serving.get(name)) is None else value * factors[name.partition("_")[0]]
-            for name in (*TIMES, *_RATES)
-        }
-        is_job = self.traffic.targets.deadline_seconds is not None
-        return {name: None if is_job and name.startswith("ttft") else value for name, value in printed.items()}
 
     def why_more(self, best: OnePool) -> str | None:
         """What it takes more than the best layout. None if it does not."""

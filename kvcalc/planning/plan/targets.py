@@ -16,6 +16,7 @@ from kvcalc.question.question import Question
 from kvcalc.question.sessions import Sessions
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Load, check_load
+from kvcalc.throughput.speed import known_range
 from kvcalc.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -228,6 +229,25 @@ class Simulated(NamedTuple):
         return self._replace(
             requests_per_second=factor * self.requests_per_second, tokens_per_second=factor * self.tokens_per_second
         )
+
+    def describe(self, factors: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+        """The times and the rates of a row of the plan.
+
+        `factors` are those on TTFT and TPOT for the ends of their ranges, and for the times that are judged.
+        """
+        row = dict[str, float | None]()
+        for metric, (low, high, judged) in factors.items():
+            seconds = self.times[metric]["mean"]
+            ends = (None, None) if seconds is None else known_range(low * seconds, high * seconds)
+            row |= {f"{metric}_seconds": seconds, f"{metric}_judged_seconds": seconds and judged * seconds}
+            row |= {f"{metric}_low_seconds": ends[0], f"{metric}_high_seconds": ends[1]}
+        known, tokens, (low, high, _) = row["tpot_low_seconds"], self.tokens_per_second, factors["tpot"]
+        return row | {
+            "requests_per_second": self.requests_per_second,
+            "tokens_per_second": tokens,
+            "tokens_per_second_low": known and tokens / high,
+            "tokens_per_second_high": known and tokens / low,
+        }
 
 
 class Pools(NamedTuple):

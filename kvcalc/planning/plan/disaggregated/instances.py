@@ -14,7 +14,7 @@ from kvcalc.model.layout import Layout
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.answers.throughput import gaps_of
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
-from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
+from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.search import largest_where
@@ -152,6 +152,14 @@ class Instance(NamedTuple):
         """The same factors on the time of a step."""
         return self._factors(self.speed.regime.ranges, max(1, round(batch)))
 
+    def most_within(self, tpot_seconds: float | None) -> int:
+        """The most requests in the batch of a decode instance whose judged TPOT is within a limit. 0 for none."""
+        if tpot_seconds is None:
+            return int(self.rates.most)
+        return largest_where(
+            lambda batch: self.rates.tpot(batch) * self.step_factors(batch)[2] <= tpot_seconds, 0, self.rates.most
+        )
+
     def _factors(self, ranges: Any, batch: int) -> tuple[float, float, float]:
         gaps = gaps_of(self.case, self.speed, batch)
         low, high = range_factors(self.speed.model, ranges, self.speed.weight_dtype, batch, gaps)
@@ -230,24 +238,12 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instance
     tpot = between_counts(lambda requests: model.decode(requests, context).seconds / model.tokens_per_step)
     most = most_at_once(found.case, budget(found.case))
     most = most if found.slots is None else min(most, found.slots)
-    longest = traffic.targets.max_tpot_seconds
-
-    def judged_tpot(requests: int) -> float:
-        return tpot(requests) * found.step_factors(requests)[2]
-
-    def is_fast(requests: int) -> bool:
-        return longest is None or judged_tpot(requests) <= longest
-
-    if longest is not None and not is_fast(1):
-        alone, longest_alone = seconds_text(tpot(1)), seconds_text(judged_tpot(1))
-        alone = alone if alone == longest_alone else f"{alone}, up to {longest_alone},"
-        return Trouble(f"{shape}: TPOT of one request is {alone} and the limit is {seconds_text(longest)}")
     schedule, constants = found.case.engine.schedule(), model.constants
     # Its own step, half of the one that runs, and the next one if it is scheduled already.
     steps = 1.5 + (schedule is not None and schedule.overlaps) + constants.ttft_steps
     host = handover_seconds(needs, constants)
     rates = Decode(
-        shape.num_devices, tpot, largest_where(is_fast, 1, most), lengths.output_tokens, found.slots, steps, host,
+        shape.num_devices, tpot, most, lengths.output_tokens, found.slots, steps, host,
         model.tokens_per_step,
     )  # fmt: skip
     return found._replace(rates=rates)

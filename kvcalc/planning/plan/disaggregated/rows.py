@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import disaggregation_of, start_command
 from kvcalc.engines.command import DECODE, PREFILL, ROLES, Checkpoint, Pools, ServerArguments
@@ -16,11 +16,12 @@ from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.platforms import joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances
 from kvcalc.planning.plan.disaggregated.split import (
+    Busy,
     TwoPools,
     describe_energy,
     describe_pools,
     describe_transfer,
-    prompts_held,
+    describe_ttft,
 )
 from kvcalc.planning.plan.finalists import find_pools
 from kvcalc.planning.plan.judge import Judge
@@ -44,7 +45,7 @@ from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.planning.plan.targets import Simulates
+    from kvcalc.planning.plan.targets import Simulated, Simulates
 
 
 # An instance runs at most so many prompts at once, however many fit.
@@ -198,15 +199,14 @@ def describe_split(
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return row, []
-    traffic, times, rates = asked.known.traffic, found.match.times, found.decode.rates
+    traffic, targets = asked.known.traffic, judge.targets
     found = _limited(found)
-    held = max(1, rates.held(times.decoding, times.transfer_seconds))
-    prompts = prompts_held(found)
-    answers = found.prefill.answer(prompts), found.decode.answer(held)
-    pools = describe_pools(found, answers, (prompts, held))
-    found = found.with_times(judge.simulation, judge.targets, judge.timed(found))
-    printed: Any = found.printed()
-    tokens_per_second = printed["tokens_per_second"]
+    found = judge.timed(found)
+    simulated = cast("Simulated", found.simulated)
+    busy = Busy.of(found, simulated, targets)
+    answers = found.prefill.answer(busy.held[0]), found.decode.answer(busy.held[1])
+    pools = describe_pools(found, busy, answers)
+    tokens_per_second = simulated.tokens_per_second
     commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
     row.update(
@@ -217,12 +217,12 @@ def describe_split(
         kv_dtype=answers[1].document["kv_cache"]["dtype"],
         weights_dtype=answers[1].document["weights"]["dtype"],
         free_bytes=min(pool["free_bytes"] for pool in pools.values()),
-        **printed,
+        **simulated.describe(found.factors(targets)),
         tokens_per_second_per_device=tokens_per_second / found.num_devices,
         disaggregated={
             **pools,
             "transfer": describe_transfer(traffic, found),
-            "ttft_parts": found.ttft_parts(),
+            "ttft_parts": describe_ttft(found, simulated),
             "commands": {role: join(commands[role]) for role in ROLES},
         },
     )  # fmt: skip
@@ -230,13 +230,13 @@ def describe_split(
     trace = asked.simulation.trace
     paid = tokens_per_second / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
-    row.update(describe_energy(found, traffic.lengths))
+    row.update(describe_energy(found, busy, traffic.lengths, tokens_per_second))
     return row, [*_notes(found.kinds.decode, answers), *judge.notes(), *range_notes(judge, found)]
 
 
 def _limited(found: TwoPools) -> TwoPools:
     """The pools with the limits of running requests that their commands have."""
-    rates, transfer = found.decode.rates, found.match.times.transfer_seconds
+    rates, transfer = found.decode.rates, found.pair.transfer
     running = rates.largest(transfer)
     if disaggregation_of(found.kinds.decode.engine).limits_held:
         running = max(running, rates.held(running, transfer))
@@ -245,12 +245,12 @@ def _limited(found: TwoPools) -> TwoPools:
 
 def _pools_of(traffic: Traffic, found: TwoPools, checkpoint: Checkpoint) -> Pools:
     prompts = found.prefill.limit or min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
-    running = found.decode.limit or found.decode.rates.largest(found.match.times.transfer_seconds)
+    running = found.decode.limit or found.decode.rates.largest(found.pair.transfer)
     arguments = {
         PREFILL: _arguments(traffic, found.prefill, prompts),
         DECODE: _arguments(traffic, found.decode, running),
     }
-    instances = {PREFILL: found.match.prefills, DECODE: found.match.decodes}
+    instances = {PREFILL: found.numbers[0], DECODE: found.numbers[1]}
     return Pools(checkpoint, arguments, instances, buffer_tokens(traffic, found.prefill.case))
 
 
