@@ -24,7 +24,7 @@ from kvcalc.planning.plan.disaggregated.instances import (
     buffer_bytes,
     handover_seconds,
     in_role,
-    sent_of,
+    sender_of,
     transfer_bytes,
     without_hits,
 )
@@ -45,7 +45,7 @@ from kvcalc.simulation.loads.supply import Supply
 from kvcalc.simulation.play import known_speed, named_in, shared_tokens_of
 from kvcalc.simulation.replicas.rules import Lag
 from kvcalc.simulation.replicas.times import ModelTimes
-from kvcalc.simulation.results import Limits
+from kvcalc.simulation.results import Limits, Outcome
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -145,7 +145,7 @@ def simulate_pools(
     instances = Instances(decode.case, decode.speed, decode.scheduler, replicas, needed)
     document = describe_outcome(outcome, instances, load, limits, step_factor, notes)
     seconds = document["results"]["duration_seconds"]
-    described = _describe_prefill(prefills, prefill.case, pools, rate, seconds)
+    described = _describe_prefill(prefills, prefill.case, pools, rate, seconds, outcome)
     return cast("documents.Simulate", {**document, "prefill": described, "warnings": describe_notes(notes)})
 
 
@@ -208,14 +208,18 @@ def _times(pool: _Pool, factor: float) -> ModelTimes:
 
 def _bytes_of(prefill: Case, decode: Case) -> Any:
     """A function from a prompt's tokens to the bytes that the busiest device sends or receives."""
-    return lru_cache(maxsize=65_536)(lambda tokens: transfer_bytes(sent_of(prefill, tokens), sent_of(decode, tokens)))
+    sent, received = sender_of(prefill), sender_of(decode)
+    return lru_cache(maxsize=65_536)(lambda tokens: transfer_bytes(sent(tokens), received(tokens)))
 
 
 def _describe_prefill(
-    prefills: Prefills, case: Case, pools: Coupled, rate: int, seconds: float
+    prefills: Prefills, case: Case, pools: Coupled, rate: int, seconds: float, outcome: Outcome
 ) -> documents.SimulatePrefill:
     sent = [each for each in pools.sent if each.request.finish is not None]
-    number = len(sent)
+    # The parts of TTFT are those of the requests whose TTFT counts, without the warm-up.
+    numbers = {request.number for request in outcome.requests[outcome.first : outcome.last]}
+    counted = [each for each in sent if each.request.number in numbers]
+    number = len(counted)
     ranks: Sequence[Any] = [rank for server in pools.prefills for rank in server.ranks]
     return {
         "gpu": case.devices.gpu.name,
@@ -225,8 +229,8 @@ def _describe_prefill(
         "bandwidth_bytes_per_second": rate,
         "sent_bytes": sum(one.num_bytes for one in sent),
         "busy_share": sum(rank.timeline.busy_seconds for rank in ranks) / (seconds * len(ranks)),
-        "mean_queue_seconds": sum((one.request.started or 0.0) - one.request.arrival for one in sent) / number,
-        "mean_prefill_seconds": sum((one.request.finish or 0.0) - (one.request.started or 0.0) for one in sent)
+        "mean_queue_seconds": sum((one.request.started or 0.0) - one.request.arrival for one in counted) / number,
+        "mean_prefill_seconds": sum((one.request.finish or 0.0) - (one.request.started or 0.0) for one in counted)
         / number,
-        "mean_transfer_seconds": sum(one.end - (one.request.finish or 0.0) for one in sent) / number,
+        "mean_transfer_seconds": sum(one.end - (one.request.finish or 0.0) for one in counted) / number,
     }

@@ -35,6 +35,8 @@ _BEYOND, _TURNOVERS, _TURNOVERS_OF_MEANS = 30, 10, 4
 # The winning layout is simulated with this many seeds, or with `_FEW_SEEDS` if its times are below the share `_FAR` of
 # their targets, and once for this many seconds of load, because a shorter run does not show a queue that grows slowly.
 _SEEDS, _FEW_SEEDS, _FAR, _LONG_SECONDS = 4, 2, 0.75, 1200
+# Without a limit on the wait, servers that are less busy need no such run.
+_BUSY = 0.8
 # Runs differ. The mean of their times plus this many standard deviations must meet the targets, so that nearly all runs
 # of that length do.
 _DEVIATIONS = 2.0
@@ -247,14 +249,18 @@ class Judge:
     def confirm(self, one: Finalist) -> Finalist:
         """A layout that meets the targets, judged by several seeds: nearly all runs must meet them, and a long one.
 
-        One run may be lucky, and too short for a queue that grows slowly. The times are those of the long run, of the
-        worst one of four, or of the worst run in a closed loop, which has none. A trace has only one run.
+        One run may be lucky, and too short for a queue that grows slowly, which only busy servers have. The times are
+        those of the long run, of the worst one of four, or of the worst run in a closed loop, which has none. A trace
+        has only one run.
         """
         if self.simulation.seed is None or one.judged.seeds > 1 or not self.targets.limits:
             return one
         number, rate = self._num_requests, self.targets.requests_per_second or 0.0
         long = number
-        if self.simulation.num_requests is None:
+        is_busy = self.targets.limits_waiting
+        if not is_busy:
+            is_busy = (one.layout._replace(simulated=one.judged.simulated).utilization or 0.0) > _BUSY
+        if self.simulation.num_requests is None and is_busy:
             most = _MOST_OF_MEANS if self.targets.highest_percentile is None else _MOST_REQUESTS
             long = min(max(number, ceil(rate * _LONG_SECONDS)), max(number, most))
         runs = [one]

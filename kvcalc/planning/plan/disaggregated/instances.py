@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -301,13 +302,16 @@ def _instance(
 
 
 def sent_of(case: Case, prompt_tokens: int) -> Sent:
-    """The cache of a prompt by the engine's own account, as `server.transfer` counts it.
+    """The cache of a prompt by the engine's own account, as `server.transfer` counts it."""
+    return sender_of(case)(prompt_tokens)
 
-    One tensor-parallel rank has the same layers in all its stages together.
-    """
-    workload = case.workload
-    whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
-    return Sent(case.prefixes().sent_bytes(prompt_tokens), whole * workload.layout.tensor_parallel_size)
+
+def sender_of(case: Case) -> Callable[[int], Sent]:
+    """`sent_of` for prompts of any length. One tensor-parallel rank has the same layers in all its stages together."""
+    workload, of_stage = case.workload, case.prefixes()
+    of_rank = case.allocation.prefixes(case.share, workload.kv_dtype)
+    ranks = workload.layout.tensor_parallel_size
+    return lambda tokens: Sent(of_stage.sent_bytes(tokens), of_rank.sent_bytes(tokens) * ranks)
 
 
 def buffer_tokens(traffic: Traffic, case: Case) -> int:

@@ -105,6 +105,13 @@ class TwoPools(NamedTuple):
         return rate * self._slower <= targets.most_busy * min(of_prefills, of_decodes)
 
     @property
+    def utilization(self) -> float | None:
+        """The load as a share of what the busier pool serves at most."""
+        if self.simulated is None:
+            return None
+        return self.simulated.requests_per_second / min(self.pair.capacities(*self.numbers))
+
+    @property
     def _slower(self) -> float:
         """The judged time of a step of the instances as a multiple of its estimate."""
         return max(self.prefill.step_factors(1)[2], self.decode.step_factors(self.decode.rates.largest(0.0))[2])
