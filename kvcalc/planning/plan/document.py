@@ -132,7 +132,7 @@ def plan(
         raise UsageError("--spare-replicas: separate instances have none", "--headroom 20% plans for a larger load")
     if headroom and simulation is not None and simulation.trace is not None:
         raise UsageError("--headroom: --trace has its own rate", f"--scale-rate {1 + headroom:g}")
-    asked, targets = targets, targets.larger(headroom)
+    stated_targets, targets = targets, targets.larger(headroom)
     simulation = simulation or PlannedLoad(lengths)
     check_arrivals(targets)
     if targets.sessions is not None:
@@ -180,7 +180,7 @@ def plan(
         "model": describe_model(question.model),
         "checkpoint": checkpoint.name,
         "lengths": lengths.describe(),
-        "targets": asked.describe(speed.confidence),
+        "targets": stated_targets.describe(speed.confidence),
         "headroom": headroom,
         "spare_replicas": spare_replicas,
         "router": cast(Any, simulation.router),
@@ -272,59 +272,59 @@ class _Planned(NamedTuple):
 
 def _planned(traffic: Traffic, simulation: Simulates, num_simulated: int | None, kind: Platform) -> _Planned:
     judge = Judge(traffic.targets, simulation)
-    found = _search_or_refuse(traffic, kind, judge, num_simulated)
-    row = _row(traffic, kind, found, judge, checkpoint_of(traffic.question.model, kind.dtype))
-    speed = found.probe.speed if isinstance(found, OnePool) else None
-    refusal = found if isinstance(found, KvcalcError) else None
+    layout = _search_or_refuse(traffic, kind, judge, num_simulated)
+    row = _row(traffic, kind, layout, judge, checkpoint_of(traffic.question.model, kind.dtype))
+    speed = layout.probe.speed if isinstance(layout, OnePool) else None
+    refusal = layout if isinstance(layout, KvcalcError) else None
     notes = judge.notes()
-    if isinstance(found, OnePool):
-        notes += memory_notes(found) + range_notes(judge, found)
+    if isinstance(layout, OnePool):
+        notes += memory_notes(layout) + range_notes(judge, layout)
     return _Planned(refusal, row, [] if speed is None else about_speed(speed), notes, judge.describe())
 
 
 def _row(
     traffic: Traffic,
     kind: Platform,
-    found: OnePool | Trouble | KvcalcError,
+    layout: OnePool | Trouble | KvcalcError,
     judge: Judge,
     checkpoint: Checkpoint,
 ) -> documents.PlanRow:
     row: Any = dict.fromkeys(ROW)
     row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=kind.price)
-    if not isinstance(found, OnePool):
-        trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
+    if not isinstance(layout, OnePool):
+        trouble = Trouble(layout.message, layout.hint) if isinstance(layout, KvcalcError) else layout
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return cast("documents.PlanRow", row)
-    settings, memory = traffic.settings_with(found.shape), found.probe.memory
+    settings, memory = traffic.settings_with(layout.shape), layout.probe.memory
     row.update(
-        **found.shape.describe_all(),
-        replicas=found.replicas + traffic.spare_replicas,
+        **layout.shape.describe_all(),
+        replicas=layout.replicas + traffic.spare_replicas,
         fits=True,
-        verdict="tight" if found.probe.is_tight else "fits",
-        num_devices=found.num_devices,
-        next_layout=found.next_layout,
-        requests_per_replica=found.probe.running,
-        utilization=found.utilization,
+        verdict="tight" if layout.probe.is_tight else "fits",
+        num_devices=layout.num_devices,
+        next_layout=layout.next_layout,
+        requests_per_replica=layout.probe.running,
+        utilization=layout.utilization,
         kv_dtype=memory.document["kv_cache"]["dtype"],
         weights_dtype=memory.document["weights"]["dtype"],
         weights_bytes=memory.document["weights"]["bytes"],
         free_bytes=memory.fit["free_bytes"],
         max_batch_size=memory.fit["max_batch_size"],
-        **(simulated := cast("Simulated", found.simulated)).describe(found.factors(traffic.targets)),
-        tokens_per_second_per_device=simulated.tokens_per_second / found.num_devices,
+        **(simulated := cast("Simulated", layout.simulated)).describe(layout.factors(traffic.targets)),
+        tokens_per_second_per_device=simulated.tokens_per_second / layout.num_devices,
     )
     if traffic.targets.deadline_seconds is not None:  # how long the requests of a job wait says nothing
         row.update(dict.fromkeys(f"ttft_{end}seconds" for end in ENDS))
-    row.update(judge.describe_limits(found))
-    energy = found.probe.energy
+    row.update(judge.describe_limits(layout))
+    energy = layout.probe.energy
     if energy is not None:
-        watts = found.replicas * energy["watts"]
+        watts = layout.replicas * energy["watts"]
         row.update(watts=watts, kwh_per_million_output_tokens=kwh_per_million(watts / row["tokens_per_second"]))
     trace = judge.simulation.trace
     paid = row["tokens_per_second"] / (1 + traffic.headroom)
-    row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
+    row.update(describe_cost(layout.cost_per_hour, traffic.lengths, paid, trace))
     arguments = ServerArguments(
-        found.shape, traffic.context_for(kind.engine), _limit_of(found),
+        layout.shape, traffic.context_for(kind.engine), _limit_of(layout),
         memory.document["kv_cache"]["dtype"], traffic.settings_for(kind.engine, settings), traffic.limit is not None,
         drafting_of(traffic.question.speculative), engine=kind.engine,
         prompt_division=engine_class(kind.engine).prompt_division(traffic.question.model, settings),
@@ -371,8 +371,8 @@ def _search_or_refuse(
 ) -> OnePool | Trouble | KvcalcError:  # fmt: skip
     try:
         traffic.settings_for(kind.engine, traffic.question.engine_settings or {})  # raises if it refuses the prompts
-        found = find_replicas(traffic, kind, judge, num_simulated)
-        return found if isinstance(found, Trouble) else judge.timed(found)
+        layout = find_replicas(traffic, kind, judge, num_simulated)
+        return layout if isinstance(layout, Trouble) else judge.timed(layout)
     except SettingError:
         raise
     except KvcalcError as error:

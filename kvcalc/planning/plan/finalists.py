@@ -65,16 +65,16 @@ def find_simulated(
             for layout in left:
                 best = min(met, key=_RANK, default=None)
                 try:
-                    found = smallest_of(judge, layout, best)
+                    tried = smallest_of(judge, layout, best)
                 except UsageError as error:  # a layout that is not simulated, such as DP ranks
                     refusal = error
                     continue
-                if found is None:
+                if tried is None:
                     larger.append(layout)
                 else:
-                    (met if found.missed is None else missed).append(found)
-                    if found.missed is not None and best is not None and not found.is_alone:
-                        limited.append(found)
+                    (met if tried.missed is None else missed).append(tried)
+                    if tried.missed is not None and best is not None and not tried.is_alone:
+                        limited.append(tried)
             left = []
             while met and (first := min(met, key=_RANK)) is not (confirmed := judge.confirm(first)):
                 met.remove(first)
@@ -127,14 +127,14 @@ def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[l
     target.
     """
     if traffic.has_many_layouts(kind.engine):
-        for found in find_layouts(traffic, kind, most):
-            if found.layouts:
-                yield found.layouts[:most], found.trouble
+        for listed in find_layouts(traffic, kind, most):
+            if listed.layouts:
+                yield listed.layouts[:most], listed.trouble
                 return
-    for found in find_layouts(traffic.without_limits(), kind, most):
-        layouts = [_first_guess(traffic, layout) for layout in found.layouts]
+    for listed in find_layouts(traffic.without_limits(), kind, most):
+        layouts = [_first_guess(traffic, layout) for layout in listed.layouts]
         layouts.sort(key=devices_then_speed)
-        yield layouts[:most], found.trouble
+        yield layouts[:most], listed.trouble
 
 
 def _first_guess(traffic: Traffic, layout: OnePool) -> OnePool:
@@ -183,9 +183,9 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
     return at(smallest_where(lambda replicas: not misses(replicas), low + 1, high))
 
 
-def _one_more(judge: Judge, found: Finalist) -> Finalist | None:
+def _one_more(judge: Judge, finalist: Finalist) -> Finalist | None:
     """The layout with one more replica. None if there are too few devices."""
-    layout: OnePool = found.layout
+    layout: OnePool = finalist.layout
     more = layout.replicas + 1
     return judge.at(layout, (more,)) if more <= layout.most_replicas(layout.kind.max_devices) else None
 
@@ -239,67 +239,67 @@ def _fewest_instances(judge: Judge, guess: TwoPools, best: Finalist | None) -> F
     if not guess.allows(guess.numbers, most):
         return None
     # All requests of a trace alone take as long to simulate as together, and usually need not be.
-    found = None if judge.simulation.trace is None else judge.at(guess, guess.numbers)
-    if found is None or found.missed is not None:
+    finalist = None if judge.simulation.trace is None else judge.at(guess, guess.numbers)
+    if finalist is None or finalist.missed is not None:
         alone = judge.alone(guess)
         if alone.missed is not None:
             return alone
-        found = judge.at(guess, guess.numbers) or alone
-    while found.missed is not None or found.is_alone:
-        more = _larger(judge, guess, found, most)
+        finalist = judge.at(guess, guess.numbers) or alone
+    while finalist.missed is not None or finalist.is_alone:
+        more = _larger(judge, guess, finalist, most)
         if more is None:
-            return found
-        found = more
+            return finalist
+        finalist = more
     for role in (0, 1):
-        found = _with_fewer(judge, guess, found, role)
-    return found
+        finalist = _with_fewer(judge, guess, finalist, role)
+    return finalist
 
 
-def _larger(judge: Judge, guess: TwoPools, found: Finalist, most: float | None) -> Finalist | None:
+def _larger(judge: Judge, guess: TwoPools, finalist: Finalist, most: float | None) -> Finalist | None:
     """Pools with a quarter more instances of one kind: prefill instances for TTFT, if they help. None if none helps.
 
     If pools do not keep up, it is the kind that the short form calls busier.
     """
-    prefills, decodes = found.layout.numbers
+    prefills, decodes = finalist.layout.numbers
     more, others = (prefills + max(1, prefills // 4), decodes), (prefills, decodes + max(1, decodes // 4))
     best: Finalist | None = None
-    decodes_first = found.judged.worst_metric == "tpot"
-    if found.judged.is_stuck:
+    decodes_first = finalist.judged.worst_metric == "tpot"
+    if finalist.judged.is_stuck:
         of_prefills, of_decodes = guess.pair.capacities(prefills, decodes)
         decodes_first = of_decodes < of_prefills
     for numbers in (others, more) if decodes_first else (more, others):
-        one = judge.at(guess, numbers) if guess.allows(numbers, most) else None
-        if one is None:
+        larger = judge.at(guess, numbers) if guess.allows(numbers, most) else None
+        if larger is None:
             continue
-        if one.missed is None:
+        if larger.missed is None:
             # The other kind may do with less.
-            if best is None or best.missed is not None or one.layout.weight < best.layout.weight:
-                best, most = one, one.layout.weight
+            if best is None or best.missed is not None or larger.layout.weight < best.layout.weight:
+                best, most = larger, larger.layout.weight
         elif best is None or best.missed is not None:
-            if one.judged.worst < _HELPS * found.judged.worst:
-                return one
-            best = best or one
+            if larger.judged.worst < _HELPS * finalist.judged.worst:
+                return larger
+            best = best or larger
     return best
 
 
-def _more_instances(judge: Judge, found: Finalist) -> Finalist | None:
-    """Pools with more instances of one kind than `found`. If they meet the targets, the other kind may need fewer."""
-    more = _larger(judge, found.layout, found, None)
+def _more_instances(judge: Judge, finalist: Finalist) -> Finalist | None:
+    """Pools with more instances of one kind. If they meet the targets, the other kind may need fewer."""
+    more = _larger(judge, finalist.layout, finalist, None)
     if more is None or more.missed is not None:
         return more
-    same = int(more.layout.numbers[1] == found.layout.numbers[1])
-    return _with_fewer(judge, found.layout, more, same)
+    same = int(more.layout.numbers[1] == finalist.layout.numbers[1])
+    return _with_fewer(judge, finalist.layout, more, same)
 
 
-def _with_fewer(judge: Judge, guess: TwoPools, found: Finalist, role: int) -> Finalist:
+def _with_fewer(judge: Judge, guess: TwoPools, finalist: Finalist, role: int) -> Finalist:
     """The fewest instances in one pool that still meet all targets. More are not slower."""
-    step = max(1, found.layout.numbers[role] // 4)
+    step = max(1, finalist.layout.numbers[role] // 4)
     while step:
-        numbers = [*found.layout.numbers]
+        numbers = [*finalist.layout.numbers]
         numbers[role] -= step
         fewer = judge.at(guess, tuple(numbers)) if numbers[role] > 0 else None
         if fewer is not None and fewer.missed is None:
-            found = fewer
+            finalist = fewer
         else:
             step //= 2
-    return found
+    return finalist

@@ -69,8 +69,8 @@ class Judged(NamedTuple):
 
     def seconds(self, metric: str, statistic: str) -> float | None:
         """A simulated time, as it is judged."""
-        found = self.simulated.times[metric][statistic]
-        return found * self.ttft_factor if found is not None and metric == "ttft" else found
+        seconds = self.simulated.times[metric][statistic]
+        return seconds * self.ttft_factor if seconds is not None and metric == "ttft" else seconds
 
     def against(self, targets: Targets, *, is_alone: bool) -> Judged:
         """The same, with the target that is missed most."""
@@ -198,14 +198,14 @@ class Judge:
 
     def describe_limits(self, layout: Layout) -> dict[str, float | int | None]:
         """The simulated times of a layout that have a target, and the number of requests, for its row in the plan."""
-        found = self.at(layout, layout.numbers)
-        if found is None:
+        finalist = self.at(layout, layout.numbers)
+        if finalist is None:
             return {}
         times = {
-            f"simulated_{limit.metric}_seconds": found.judged.seconds(limit.metric, limit.statistic)
+            f"simulated_{limit.metric}_seconds": finalist.judged.seconds(limit.metric, limit.statistic)
             for limit in self.targets.limits
         }
-        return {**times, "simulated_requests": found.judged.simulated.requests}
+        return {**times, "simulated_requests": finalist.judged.simulated.requests}
 
     def notes(self) -> list[Note]:
         """What was simulated in another way than asked."""
@@ -214,15 +214,15 @@ class Judge:
     def describe(self) -> list[documents.PlanFinalist]:
         """For each layout, the fewest devices that meet the targets, and the most that do not."""
         shown: dict[tuple[Hashable, bool], Finalist] = {}
-        for one in self._found.values():
-            is_met = one.missed is None
-            if one.is_alone and is_met:
+        for finalist in self._found.values():
+            is_met = finalist.missed is None
+            if finalist.is_alone and is_met:
                 continue
-            key = one.layout.key, is_met
+            key = finalist.layout.key, is_met
             other = shown.get(key)
-            if other is None or (_size(one) < _size(other)) == is_met:
-                shown[key] = one
-        return [one.describe() for one in shown.values()]
+            if other is None or (_size(finalist) < _size(other)) == is_met:
+                shown[key] = finalist
+        return [finalist.describe() for finalist in shown.values()]
 
     def _new(self, first: Layout, layout: Layout, *, is_alone: bool) -> Finalist:
         # `first` is the first guess, so that about as many requests run at once as when the targets are met.
@@ -238,62 +238,62 @@ class Judge:
         key = layout.key, numbers, is_alone, num_requests, step, simulation.seed
         if key not in self._runs:
             self._runs[key] = layout.run(simulation, self.targets, num_requests, step, is_alone=is_alone)
-        simulated, found = self._runs[key]
+        simulated, simulation_run = self._runs[key]
         layout = simulated
         if job is not None and not is_alone:
-            found = found.times_as_many(job.replicas / simulated.replicas)
+            simulation_run = simulation_run.times_as_many(job.replicas / simulated.replicas)
             layout = job._replace(most_running=simulated.most_running)
-        judged = Judged.at(found, step, ttft, simulation.seed)
+        judged = Judged.at(simulation_run, step, ttft, simulation.seed)
         return Finalist(layout, judged.against(self.targets, is_alone=is_alone), is_alone)
 
-    def confirm(self, one: Finalist) -> Finalist:
+    def confirm(self, finalist: Finalist) -> Finalist:
         """A layout that meets the targets, judged by several seeds: nearly all runs must meet them, and a long one.
 
         One run may be lucky, and too short for a queue that grows slowly, which only busy servers have. The times are
         those of the long run, of the worst one of four, or of the worst run in a closed loop, which has none. A trace
         has only one run.
         """
-        if self.simulation.seed is None or one.judged.seeds > 1 or not self.targets.limits:
-            return one
+        if self.simulation.seed is None or finalist.judged.seeds > 1 or not self.targets.limits:
+            return finalist
         number, rate = self._num_requests, self.targets.requests_per_second or 0.0
         long = number
         is_busy = self.targets.limits_waiting
         if not is_busy:
-            is_busy = (one.layout._replace(simulated=one.judged.simulated).utilization or 0.0) > _BUSY
+            is_busy = (finalist.layout._replace(simulated=finalist.judged.simulated).utilization or 0.0) > _BUSY
         if self.simulation.num_requests is None and is_busy:
             most = _MOST_OF_MEANS if self.targets.highest_percentile is None else _MOST_REQUESTS
             long = min(max(number, ceil(rate * _LONG_SECONDS)), max(number, most))
-        runs = [one]
+        runs = [finalist]
         while len(runs) < (_FEW_SEEDS if max(run.judged.worst for run in runs) < _FAR else _SEEDS):
-            runs.append(self._again(one, len(runs), number))
+            runs.append(self._again(finalist, len(runs), number))
         # A long run differs less from the others.
         more = _DEVIATIONS * stdev(run.judged.worst for run in runs) * sqrt(number / long)
         shown = max(runs, key=_order)
         if long > number and not shown.judged.is_stuck and _mean(runs) + more <= 1:
-            shown = self._again(one, len(runs), long)
+            shown = self._again(finalist, len(runs), long)
             longs = [shown]
             # Bursts that a short run seldom has decide how long requests wait, so long runs differ more than these, and
             # a few of them much.
             while len(longs) < _SEEDS and CLOSE < shown.judged.worst <= 1 and shown.judged.worst_metric != "tpot":
-                longs.append(self._again(one, len(runs) + len(longs), long))
+                longs.append(self._again(finalist, len(runs) + len(longs), long))
                 more = max(more, _DEVIATIONS * stdev(run.judged.worst for run in longs))
                 shown = max(longs, key=_order)
             runs += longs
-        found = self._with_others(shown, runs, more)
-        self._found[one.layout.key, one.layout.numbers] = found
-        return found
+        confirmed = self._with_others(shown, runs, more)
+        self._found[finalist.layout.key, finalist.layout.numbers] = confirmed
+        return confirmed
 
-    def _again(self, one: Finalist, more: int, num_requests: int) -> Finalist:
-        return self._run(one.layout, self.simulation.seeded(more), num_requests, is_alone=False)
+    def _again(self, finalist: Finalist, more: int, num_requests: int) -> Finalist:
+        return self._run(finalist.layout, self.simulation.seeded(more), num_requests, is_alone=False)
 
-    def _with_others(self, one: Finalist, runs: Sequence[Finalist], more: float) -> Finalist:
+    def _with_others(self, run: Finalist, runs: Sequence[Finalist], more: float) -> Finalist:
         """One of the runs, which also misses a target if the mean share of all and `more` is above it."""
-        judged = one.judged._replace(seeds=len(runs))
+        judged = run.judged._replace(seeds=len(runs))
         share = _mean(runs) + more
         for limit in self.targets.limits:
             if limit.metric == judged.worst_metric and share > 1 and judged.missed is None:
                 judged = judged._replace(missed=_missed(limit, share, " with other seeds"))
-        return one._replace(judged=judged)
+        return run._replace(judged=judged)
 
     def _count(self, in_flight: float) -> int:
         """The number that was asked for, or enough for the highest percentile and for `in_flight` requests at once."""
@@ -305,8 +305,8 @@ class Judge:
         return min(max(beyond, ceil(turnovers * in_flight), _FEWEST_REQUESTS), _MOST_REQUESTS)
 
 
-def _size(one: Finalist) -> int:
-    return 0 if one.is_alone else one.layout.num_devices
+def _size(finalist: Finalist) -> int:
+    return 0 if finalist.is_alone else finalist.layout.num_devices
 
 
 def _mean(runs: Sequence[Finalist]) -> float:

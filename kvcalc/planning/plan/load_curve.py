@@ -51,10 +51,10 @@ def curve_of_simulation(ask: Callable[[float], documents.Simulate], *, is_open: 
     """The times of a simulation over its load. `ask` answers for a share of the load that was asked for."""
 
     def run(share: float) -> tuple[float, Simulated]:
-        found = ask(share)
-        load = found["load"]
-        rate = load["concurrency"] or load["requests_per_second"] or found["results"]["requests_per_second"]
-        return rate, simulated_of(found, is_open=is_open)
+        answer = ask(share)
+        load = answer["load"]
+        rate = load["concurrency"] or load["requests_per_second"] or answer["results"]["requests_per_second"]
+        return rate, simulated_of(answer, is_open=is_open)
 
     return _curve(run, _OPEN if is_open else _CLOSED)
 
@@ -62,14 +62,14 @@ def curve_of_simulation(ask: Callable[[float], documents.Simulate], *, is_open: 
 def _curve(run: Callable[[float], tuple[float, Simulated]], shares: Sequence[float]) -> list[Row]:
     rows: list[Row] = []
     for share in shares:
-        load, found = run(share)
+        load, simulated = run(share)
         if rows and load <= rows[-1]["load"]:
             continue
-        keeps_up = found.backlog_seconds is None
+        keeps_up = simulated.backlog_seconds is None
         rows.append({
             "load": load,
             **{
-                f"{metric}_{statistic}_seconds": found.times[metric][statistic] if keeps_up else None
+                f"{metric}_{statistic}_seconds": simulated.times[metric][statistic] if keeps_up else None
                 for metric in ("ttft", "tpot") for statistic in ("mean", "p99")
             },
         })  # fmt: skip

@@ -83,11 +83,11 @@ def _points(traffic: Traffic, kind: Platform) -> Iterator[_Point]:
         running = 1
         while running <= MOST_RUNNING:
             try:
-                one = probe(traffic, kind, shape, running, is_brief=True)
+                replica = probe(traffic, kind, shape, running, is_brief=True)
             except KvcalcError:
                 break
             # More requests are neither smaller nor faster.
-            if one.trouble is not None:
+            if replica.trouble is not None:
                 break
             document: Any = {
                 "gpu": kind.gpu.name,
@@ -95,7 +95,7 @@ def _points(traffic: Traffic, kind: Platform) -> Iterator[_Point]:
                 **shape.describe_all(),
                 "num_devices": shape.num_devices,
                 "requests_per_replica": running,
-                **_figures(one.serving, kind, shape.num_devices),
+                **_figures(replica.serving, kind, shape.num_devices),
             }
             yield _Point(document, serving_question(traffic, kind, shape, running), kind)
             running *= 2
@@ -143,10 +143,12 @@ def commands(
 
     Engines without a server have none, and separate instances have their own (`disaggregated`).
     """
-    found: list[documents.PlanCommand] = []
+    printed: list[documents.PlanCommand] = []
     for name in dict.fromkeys(row["engine"] for row in [best, *rows] if row is not None):
-        own = [best] if best is not None and best["engine"] == name else [row for row in rows if row["engine"] == name]
-        row = best_of(own, key)
+        rows_of_engine = (
+            [best] if best is not None and best["engine"] == name else [row for row in rows if row["engine"] == name]
+        )
+        row = best_of(rows_of_engine, key)
         has_server = name.partition("@")[0] in SERVERS
         command = None if row is None or not has_server else cast(Any, row)[command_key(name)]
         if row is not None and command is not None:
@@ -155,13 +157,13 @@ def commands(
             routes = start.router_words(router, hosts) if router is not None and replicas > 1 else None
             first, *others = start.node_words(shell.split(command))
             first += LISTENING if routes else ()
-            one: documents.PlanCommand = {
+            row_printed: documents.PlanCommand = {
                 "engine": name, "gpu": row["gpu"], "replicas": replicas, "command": shell.join(first),
                 "nodes": [shell.join(words) for words in (first, *others)] if others else None,
                 "router": None if routes is None else shell.join(routes),
             }  # fmt: skip
-            found.append(one)
-    return found
+            printed.append(row_printed)
+    return printed
 
 
 def close_price(rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking) -> Note | None:

@@ -72,11 +72,11 @@ class PlannedLoad(NamedTuple):
         load = load._replace(router=self.router)
         if question.fits_context:  # the server chooses a context that fits, which no request exceeds
             question = question._replace(context_tokens=None, fits_context=False)
-        found = simulate(
+        document = simulate(
             question, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress,
             is_detailed=False, assumes=True,
         )  # fmt: skip
-        return simulated_of(found, is_open)
+        return simulated_of(document, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int | None, step_factor: float) -> Simulated:
         """See `planning.plan.targets.Simulates`."""
@@ -90,24 +90,24 @@ class PlannedLoad(NamedTuple):
         reuse = None if other.reuse is None else other.reuse._replace(transfer=None)
         rate = 0.0 if other.speed is None else other.speed.prefix_hit_rate
         speed = pools.decode.speed_asked._replace(prefix_hit_rate=rate)
-        asked = pools.decode._replace(
+        question = pools.decode._replace(
             context_tokens=None, reuse=reuse, speed=speed, engine_settings=other.engine_settings
         )
         instances = Prefills(
             prefills, pools.transfer, other.layout, other.engine_settings or {},
             None if other.devices is None else other.devices.gpu,
         )  # fmt: skip
-        found = simulate_pools(
-            asked, load, instances, replicas=decodes, step_factor=step_factor, progress=self.progress,
+        document = simulate_pools(
+            question, load, instances, replicas=decodes, step_factor=step_factor, progress=self.progress,
             is_detailed=False,
         )  # fmt: skip
-        prefill = found["prefill"]
+        prefill = document["prefill"]
         stages = {
             "queue_seconds": prefill["mean_queue_seconds"],
             "prefill_seconds": prefill["mean_prefill_seconds"],
             "transfer_seconds": prefill["mean_transfer_seconds"],
         }
-        return simulated_of(found, is_open)._replace(stages=stages)
+        return simulated_of(document, is_open)._replace(stages=stages)
 
     def _load(
         self, targets: Targets, num_requests: int | None, *, is_alone: bool, has_prefix: bool
@@ -153,19 +153,19 @@ class PlannedLoad(NamedTuple):
         return _drawn_together(self.pairs, self.lengths)
 
 
-def simulated_of(found: Mapping[str, Any], is_open: bool) -> Simulated:
+def simulated_of(document: Mapping[str, Any], is_open: bool) -> Simulated:
     """The figures of a layout from the document of its simulation. `is_open`: requests arrive whatever happens."""
     times = {
         row["metric"]: {key.removesuffix("_seconds"): value for key, value in row.items() if key != "metric"}
-        for row in found["times"]
+        for row in document["times"]
     }
-    engine, counts, waits = found["engine"], found["load"], times["queue"]
-    is_behind = is_open and not found["results"]["keeps_up"]
+    engine, counts, waits = document["engine"], document["load"], times["queue"]
+    is_behind = is_open and not document["results"]["keeps_up"]
     return Simulated(
         times, counts["requests"], counts["refused_requests"], engine["max_running_requests"],
-        found["results"]["requests_per_second"], found["results"]["tokens_per_second"],
+        document["results"]["requests_per_second"], document["results"]["tokens_per_second"],
         waits["max"] if is_behind else None,
-        tuple(Note(**row) for row in found["warnings"] if row["code"] == "not-shared"),
+        tuple(Note(**row) for row in document["warnings"] if row["code"] == "not-shared"),
     )  # fmt: skip
 
 
@@ -175,8 +175,8 @@ def planned_trace(
     """The requests of the trace at `path` (`traces.read_trace`), or its first `num_requests`. Raises what it raises."""
     from kvcalc.traces import read_trace
 
-    found = record(read_trace(path, format), path, scale_rate, num_requests)
-    return PlannedLoad(found.lengths, seed=None, num_requests=len(found.requests), recording=found)
+    recording = record(read_trace(path, format), path, scale_rate, num_requests)
+    return PlannedLoad(recording.lengths, seed=None, num_requests=len(recording.requests), recording=recording)
 
 
 def _recorded(recording: Recording, are_alone: bool) -> Load:

@@ -87,8 +87,10 @@ class OnePool(NamedTuple):
         rate = targets.requests_per_second
         if targets.think_seconds and self.simulated is not None:
             rate = self.simulated.requests_per_second
-        one = Replica(self.traffic, self.kind, self.shape)
-        return None if rate is None else rate / (self.replicas * one.full(self.probe).serving["requests_per_second"])
+        replica = Replica(self.traffic, self.kind, self.shape)
+        return (
+            None if rate is None else rate / (self.replicas * replica.full(self.probe).serving["requests_per_second"])
+        )
 
     @property
     def least_replicas(self) -> int:
@@ -135,8 +137,8 @@ class OnePool(NamedTuple):
         if self.replicas == replicas:
             return self
         # The shape is known to hold a request, but may be too slow for the load.
-        one = Replica(self.traffic.without_limits(), self.kind, self.shape)
-        return self._replace(replicas=replicas, probe=one.whole(one.running(replicas, one.most_running())))
+        replica = Replica(self.traffic.without_limits(), self.kind, self.shape)
+        return self._replace(replicas=replicas, probe=replica.whole(replica.running(replicas, replica.most_running())))
 
     def most_replicas(self, num_devices: int) -> int:
         """The most replicas on `num_devices` devices. In a closed loop, every replica has a client."""
@@ -158,12 +160,12 @@ class OnePool(NamedTuple):
         elif number < self.replicas and not is_alone:
             targets = targets.of_share(number / self.replicas)
         # Whole copies of a model are servers of their own.
-        one, copies = self.shape.one_copy, self.shape.num_devices // self.shape.one_copy.num_devices
-        question = replica_of(self.traffic, self.kind, one, number * copies)
+        copy, copies = self.shape.one_copy, self.shape.num_devices // self.shape.one_copy.num_devices
+        question = replica_of(self.traffic, self.kind, copy, number * copies)
         question = question._replace(context_tokens=self.traffic.context_for(self.kind.engine))
-        found = simulation.run(question, targets, None if is_alone else number * copies, num_requests, step_factor)
-        found = found.times_as_many(self.replicas / number)
-        return self._replace(most_running=found.most_running), found
+        simulated = simulation.run(question, targets, None if is_alone else number * copies, num_requests, step_factor)
+        simulated = simulated.times_as_many(self.replicas / number)
+        return self._replace(most_running=simulated.most_running), simulated
 
     @property
     def job_clients(self) -> int:
@@ -225,9 +227,9 @@ def find_layouts(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Fo
         return
     trouble = None
     for shapes in _lists_of_shapes(traffic, kind):
-        found = _layouts(traffic, kind, shapes, keep)
-        trouble = found.trouble or trouble
-        yield found._replace(trouble=trouble)
+        layouts = _layouts(traffic, kind, shapes, keep)
+        trouble = layouts.trouble or trouble
+        yield layouts._replace(trouble=trouble)
     if trouble is None and traffic.question.data_parallel_size > 1:
         # Raises the reason why there can be no DP ranks.
         probe(traffic, kind, copies_asked(traffic.question, kind.engine).with_experts(None), 1)
@@ -260,14 +262,14 @@ def _layouts(traffic: Traffic, kind: Platform, shapes: list[Layout], keep: int) 
             most = layouts[keep - 1].num_devices
             if shape.num_devices > most:
                 break
-        one = smallest(traffic, kind, shape, most)
-        if isinstance(one, OnePool):
-            layouts.append(one)
+        layout = smallest(traffic, kind, shape, most)
+        if isinstance(layout, OnePool):
+            layouts.append(layout)
             layouts.sort(key=devices_then_speed)
-        elif isinstance(one, Refused):
-            refused = refused or one
+        elif isinstance(layout, Refused):
+            refused = refused or layout
         else:
-            trouble = one or trouble
+            trouble = layout or trouble
     return Found(layouts, trouble or (None if layouts else refused))
 
 
@@ -296,9 +298,9 @@ def smallest(
 
     None if more than `most_devices` are needed, or if a part that nobody asked for is refused.
     """
-    one = Replica(traffic, kind, shape)
+    replica = Replica(traffic, kind, shape)
     try:
-        alone = one.whole(1)
+        alone = replica.whole(1)
     except LayoutError as error:
         return Refused(error.message, error.hint)
     except KvcalcError:
@@ -309,18 +311,20 @@ def smallest(
         raise
     if alone.trouble is not None:
         return alone.trouble._replace(reason=f"{shape}: {alone.trouble.reason}")
-    if most_devices is not None and one.needs_more(alone, most_devices // shape.num_devices):
+    if most_devices is not None and replica.needs_more(alone, most_devices // shape.num_devices):
         return None
-    most = one.most_running()
-    replicas = ceil(one.clients / one.held(most) if one.clients else one.rate / one.at(most).judged_rate)
-    if one.rate:
-        replicas = max(replicas, ceil(one.rate / one.full(alone).judged_rate / traffic.most_busy))
+    most = replica.most_running()
+    replicas = ceil(
+        replica.clients / replica.held(most) if replica.clients else replica.rate / replica.at(most).judged_rate
+    )
+    if replica.rate:
+        replicas = max(replicas, ceil(replica.rate / replica.full(alone).judged_rate / traffic.most_busy))
     needed = (replicas + traffic.spare_replicas) * shape.num_devices
     if needed > kind.max_devices:
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"
         return Trouble(reason, more)
-    return OnePool(traffic, kind, shape, replicas, one.whole(one.running(replicas, most)))
+    return OnePool(traffic, kind, shape, replicas, replica.whole(replica.running(replicas, most)))
 
 
 class Replica:
@@ -358,24 +362,24 @@ class Replica:
             return replicas * self.held(self.most_running()) < (self.clients or 0)
         if self.clients is not None:
             return self.at(-(-self.clients // replicas)).trouble is not None
-        running, found = 1, alone
+        running, probed = 1, alone
         for _ in range(_MOST_ROUNDS):
-            needed = ceil(self.rate / replicas * running / found.serving["requests_per_second"])
+            needed = ceil(self.rate / replicas * running / probed.serving["requests_per_second"])
             if needed <= running:
                 return False
             running = needed
             if running > self.wanted:
                 return True
-            found = self.at(running)
-            if found.trouble is not None:
+            probed = self.at(running)
+            if probed.trouble is not None:
                 return True
         return False
 
-    def full(self, one: Probe) -> Probe:
-        """The replica with as many requests as the memory holds, without limits on their times. `one` is any."""
-        most = min(self.wanted, max(one.running, one.memory.fit["max_batch_size"] or 0))
+    def full(self, any_probe: Probe) -> Probe:
+        """The replica with as many requests as the memory holds, without limits on their times. `any_probe` is any."""
+        most = min(self.wanted, max(any_probe.running, any_probe.memory.fit["max_batch_size"] or 0))
         full = probe(self._traffic.without_limits(), self._kind, self._shape, most, is_brief=True)
-        return one if full.trouble is not None else full
+        return any_probe if full.trouble is not None else full
 
     def running(self, replicas: int, most: int) -> int:
         """The fewest running requests, and at most `most`, with which `replicas` replicas serve the load."""

@@ -33,11 +33,11 @@ def copies_asked(question: Question, engine: str) -> Layout:
 
 def usual_shapes(gpu: Gpu, question: Question, engine: str) -> Iterator[list[Layout]]:
     """The shapes of the default search. A list is tried only if no shape of earlier lists serves."""
-    joined, asked = joined_devices(gpu), copies_asked(question, engine)
+    joined, copies = joined_devices(gpu), copies_asked(question, engine)
     within = [size for size in _TENSOR_SIZES if size <= joined]
-    yield [_shape(asked, size) for size in within]
-    yield [_shape(asked, size) for size in _WIDE_SIZES if size <= joined]
-    yield [_shape(asked, within[-1], stages) for stages in _STAGES]
+    yield [_shape(copies, size) for size in within]
+    yield [_shape(copies, size) for size in _WIDE_SIZES if size <= joined]
+    yield [_shape(copies, within[-1], stages) for stages in _STAGES]
 
 
 def stage_shapes(gpu: Gpu, engine: str) -> list[Layout]:
@@ -64,10 +64,10 @@ def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Layout]:
     was asked for (more than 1) is the only one; their experts are split like other weights, or distributed whole. The
     tokens of the cache are divided only among ranks that would hold the same KV heads.
     """
-    joined, experts, asked = joined_devices(gpu), most_experts(question.model), copies_asked(question, engine)
-    dp_ranks = asked.data_parallel_size
+    joined, experts, copies = joined_devices(gpu), most_experts(question.model), copies_asked(question, engine)
+    dp_ranks = copies.data_parallel_size
     shapes = [
-        _shape(asked._replace(data_parallel_size=dp, token_ranks=token_ranks), tensor, stages, groups)
+        _shape(copies._replace(data_parallel_size=dp, token_ranks=token_ranks), tensor, stages, groups)
         for tensor in _powers(min(joined, _MOST_DEVICES))
         for stages in (1, *_STAGES)
         for dp in ([dp_ranks] if dp_ranks > 1 else _powers(_MOST_DEVICES) if experts else [1])
@@ -78,8 +78,8 @@ def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Layout]:
     return sorted(shapes, key=lambda shape: shape.num_devices)
 
 
-def _shape(asked: Layout, tensor: int, stages: int = 1, experts: int | None = None) -> Layout:
-    return asked._replace(tensor_parallel_size=tensor, pipeline_parallel_size=stages).with_experts(experts)
+def _shape(copies: Layout, tensor: int, stages: int = 1, experts: int | None = None) -> Layout:
+    return copies._replace(tensor_parallel_size=tensor, pipeline_parallel_size=stages).with_experts(experts)
 
 
 def _expert_sizes(tensor: int, dp_ranks: int, experts: int) -> list[int | None]:

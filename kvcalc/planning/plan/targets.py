@@ -180,7 +180,7 @@ def limits_in(given: Mapping[str, Any]) -> dict[str, Any]:
 
     UsageError (exit 2) for another text, or for a percentile that is not counted.
     """
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for metric in METRICS:
         text, option = given[f"max_{metric}"], f"--max-{metric}"
         if text is None:
@@ -190,9 +190,9 @@ def limits_in(given: Mapping[str, Any]) -> dict[str, Any]:
         if at and number not in map(str, PERCENTILES):
             names = ", ".join(f"p{percentile}" for percentile in PERCENTILES)
             raise UsageError(f"{option} {text[:40]!a}: not one of {names}", f"{option} {time.strip()[:20]}@p99")
-        found[f"max_{metric}_seconds"] = parse_seconds(time, option)
-        found[f"{metric}_percentile"] = int(number) if at else None
-    return found
+        limits[f"max_{metric}_seconds"] = parse_seconds(time, option)
+        limits[f"{metric}_percentile"] = int(number) if at else None
+    return limits
 
 
 def check_percentiles(targets: Targets) -> None:

@@ -175,8 +175,8 @@ class Traffic(NamedTuple):
 
     def divides_experts(self, engine: str) -> bool:
         """Whether DP ranks and the ways to divide experts are tried: nobody asked for ranks of either kind."""
-        asked = copies_asked(self.question, engine)
-        return asked.attention_copies == 1 and asked.divides_experts
+        copies = copies_asked(self.question, engine)
+        return copies.attention_copies == 1 and copies.divides_experts
 
     def has_many_layouts(self, engine: str) -> bool:
         """Whether those that cannot be among the best are left out by the short form."""
@@ -309,9 +309,9 @@ def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> 
     for limit in targets.limits:
         point, judged = times_of(limit.metric, lengths, serving)
         if judged > limit.seconds:
-            found = seconds_text(point) if judged == point else f"{seconds_text(point)}, up to {seconds_text(judged)},"
+            time = seconds_text(point) if judged == point else f"{seconds_text(point)}, up to {seconds_text(judged)},"
             hint = "--confidence 50 uses the point estimate" if point <= limit.seconds else None
-            text = f"{limit.metric.upper()} of one request is {found} and the limit is {seconds_text(limit.seconds)}"
+            text = f"{limit.metric.upper()} of one request is {time} and the limit is {seconds_text(limit.seconds)}"
             return Trouble(text, hint)
     return None
 

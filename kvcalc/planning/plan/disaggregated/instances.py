@@ -112,14 +112,14 @@ class Start(NamedTuple):
         is None if the memory does not depend on it. All DP ranks have no more than `at_most`, or than the limit given.
         """
         ranks, at = self.question.data_parallel_size, cache(self.at)
-        found = at(None)
-        slots, most = found.slots, max_running_requests(found.case, None)
+        default_start = at(None)
+        slots, most = default_start.slots, max_running_requests(default_start.case, None)
         if slots is None or engine_class(self.question.engine).running_option is None:
-            return found, None
+            return default_start, None
         most = least(most, None if at_most is None else -(-at_most // ranks) * ranks)
         each = max(1, min(slots, most or slots) // ranks)
-        if all(at(limit).takes_as_much_as(found) for limit in (each, 1)):
-            return found, None
+        if all(at(limit).takes_as_much_as(default_start) for limit in (each, 1)):
+            return default_start, None
         while each > 1 and (at(each).slots or 0) < each * ranks:
             each = max(1, (at(each).slots or 0) // ranks)
         high = least(at(each).fitting, most) or 0
@@ -179,10 +179,10 @@ class Instance(NamedTuple):
         if self.each is None or requests >= self.each * ranks:
             return self
         each = -(-requests // ranks)
-        found = self.start.at(each)
-        if (found.slots or 0) < each * ranks:
+        start = self.start.at(each)
+        if (start.slots or 0) < each * ranks:
             return self
-        return self._replace(case=found.case, each=each, slots=least(self.slots, found.fitting))
+        return self._replace(case=start.case, each=each, slots=least(self.slots, start.fitting))
 
     @property
     def limit(self) -> int | None:
@@ -201,23 +201,23 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instanc
     if shape.pipeline_parallel_size > 1 and not needs.staged_prefill:
         raise LayoutError("no pipeline stages in prefill instances")
     # A prefill instance gives the first token only.
-    found = _instance(traffic, kind, shape, PREFILL, lengths.input_tokens + 1, _MOST_PROMPTS)
-    if isinstance(found, Trouble):
-        return found
-    asked = found.case.question.speed_asked
-    model, cached = found.speed.model, asked.prefix_hit_rate * lengths.input_tokens
-    schedule, missed = found.case.engine.schedule(), max(1, round(lengths.input_tokens - cached))
+    instance = _instance(traffic, kind, shape, PREFILL, lengths.input_tokens + 1, _MOST_PROMPTS)
+    if isinstance(instance, Trouble):
+        return instance
+    speed = instance.case.question.speed_asked
+    model, cached = instance.speed.model, speed.prefix_hit_rate * lengths.input_tokens
+    schedule, missed = instance.case.engine.schedule(), max(1, round(lengths.input_tokens - cached))
     each = 1 if schedule is None else max(1, schedule.step_tokens // missed)
     rates = Prefill(
         shape.num_devices,
         between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
         min(each, _MOST_PROMPTS) * shape.data_parallel_size,
         shape.pipeline_parallel_size,
-        found.slots,
+        instance.slots,
         host_wait(model.constants, 0.0, lengths.input_tokens)
         + model.launch_wait(model.prefill(lengths.input_tokens, 1, cached).seconds),
     )
-    return found._replace(rates=rates)
+    return instance._replace(rates=rates)
 
 
 def decode_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instance | Trouble:
@@ -231,23 +231,23 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instance
         held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + needs.reserved_tokens)
     # A decode instance receives the whole cache of a prompt, including the prefix that the prefill instance found.
     traffic = traffic._replace(question=without_hits(traffic.question))
-    found = _instance(traffic, kind, shape, DECODE, held)
-    if isinstance(found, Trouble):
-        return found
-    model = found.speed.model
+    instance = _instance(traffic, kind, shape, DECODE, held)
+    if isinstance(instance, Trouble):
+        return instance
+    model = instance.speed.model
     context = lengths.input_tokens + lengths.output_tokens / 2
     tpot = between_counts(lambda requests: model.decode(requests, context).seconds / model.tokens_per_step)
-    most = most_at_once(found.case, budget(found.case))
-    most = most if found.slots is None else min(most, found.slots)
-    schedule, constants = found.case.engine.schedule(), model.constants
+    most = most_at_once(instance.case, budget(instance.case))
+    most = most if instance.slots is None else min(most, instance.slots)
+    schedule, constants = instance.case.engine.schedule(), model.constants
     # Its own step, half of the one that runs, and the next one if it is scheduled already.
     steps = 1.5 + (schedule is not None and schedule.overlaps) + constants.ttft_steps
     host = handover_seconds(needs, constants)
     rates = Decode(
-        shape.num_devices, tpot, most, lengths.output_tokens, found.slots, steps, host,
+        shape.num_devices, tpot, most, lengths.output_tokens, instance.slots, steps, host,
         model.tokens_per_step,
     )  # fmt: skip
-    return found._replace(rates=rates)
+    return instance._replace(rates=rates)
 
 
 def handover_seconds(needs: Disaggregation, constants: Constants) -> float:
@@ -270,14 +270,18 @@ def _instance(
     traffic: Traffic, kind: Platform, shape: Layout, role: str, held_tokens: int, most: int | None = None
 ) -> Instance | Trouble:
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens. At most `most` of them run."""
-    lengths, asked, needs = traffic.lengths, traffic.question.with_layout(shape.asked), disaggregation_of(kind.engine)
+    lengths, question_asked, needs = (
+        traffic.lengths,
+        traffic.question.with_layout(shape.asked),
+        disaggregation_of(kind.engine),
+    )
     context, option = traffic.context_for(kind.engine), engine_class(kind.engine).context_option or ""
-    own = {option.removeprefix("--"): str(context), **traffic.settings_with(shape)}
-    speed = asked.speed_asked._replace(input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens)
-    question = asked._replace(
+    settings = {option.removeprefix("--"): str(context), **traffic.settings_with(shape)}
+    speed = question_asked.speed_asked._replace(input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens)
+    question = question_asked._replace(
         dtype=kind.dtype,
         engine=kind.engine,
-        engine_settings=traffic.settings_for(kind.engine, own),
+        engine_settings=traffic.settings_for(kind.engine, settings),
         devices=Devices(kind.gpu, shape.num_devices),
         speed=speed,
     )
@@ -286,12 +290,12 @@ def _instance(
     )  # fmt: skip
     started, each = start.largest(most)
     case = started.case
-    found = speed_of(case, [])
-    if isinstance(found, str):
-        raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {found}")
+    speed_model = speed_of(case, [])
+    if isinstance(speed_model, str):
+        raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {speed_model}")
     slots = started.slots if needs.limits_held or each is None else started.fitting
     sent = sent_of(case, lengths.input_tokens)
-    instance = Instance(shape, case, found, slots, held_tokens, sent, started.buffer_bytes, start, each, None)
+    instance = Instance(shape, case, speed_model, slots, held_tokens, sent, started.buffer_bytes, start, each, None)
     for tokens in sorted({held_tokens, lengths.longest_tokens}):
         if not started.largest(tokens) and slots is not None:
             held = case.at(min(tokens, context), 1)

@@ -103,8 +103,8 @@ def joined_kinds(kinds: Sequence[Platform], transfer: int | str, most: int) -> l
     if transfer == NVLINK:
         return []
     by_cost = all(kind.price is not None for pair in pairs for kind in pair)
-    found = (_two_kinds(prefill, decode, transfer, most, by_cost) for prefill, decode in pairs)
-    return [pair for pair in found if pair is not None]
+    joined = (_two_kinds(prefill, decode, transfer, most, by_cost) for prefill, decode in pairs)
+    return [pair for pair in joined if pair is not None]
 
 
 def _two_kinds(

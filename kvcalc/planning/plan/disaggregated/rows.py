@@ -109,7 +109,7 @@ class SplitPlan(NamedTuple):
         return Judge(self.known.traffic.targets, self.simulation)
 
 
-def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> SplitRows:
+def with_splits(plan: SplitPlan, kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> SplitRows:
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost.
 
     For each engine, there is also a row with the best pools on two kinds of device, if there are any.
@@ -117,42 +117,42 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[docu
     all_rows: list[documents.PlanRow] = []
     notes, finalists = list[list[Note]](), list["documents.PlanFinalist"]()
     for kind, row in zip(kinds, rows):
-        judge = asked.judge()
+        judge = plan.judge()
         try:
-            found: TwoPools | Trouble | KvcalcError = find_pools(
-                asked.known, [same_kind(kind, asked.transfer)], judge, asked.num_simulated
+            pools: TwoPools | Trouble | KvcalcError = find_pools(
+                plan.known, [same_kind(kind, plan.transfer)], judge, plan.num_simulated
             )  # fmt: skip
         except KvcalcError as error:
-            found = error
-        split, own = describe_split(asked, row, found, judge)
+            pools = error
+        split, row_notes = describe_split(plan, row, pools, judge)
         row = {**row, "disaggregated": None, "next_mode": None}
-        all_rows += _in_order(kind, row, split, asked.known.traffic.targets)
-        notes.append(own)
+        all_rows += _in_order(kind, row, split, plan.known.traffic.targets)
+        notes.append(row_notes)
         finalists += judge.describe()
-    return _with_mixed(asked, kinds, SplitRows(all_rows, grouped_notes(kinds, notes), finalists))
+    return _with_mixed(plan, kinds, SplitRows(all_rows, grouped_notes(kinds, notes), finalists))
 
 
-def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) -> SplitRows:
+def _with_mixed(plan: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) -> SplitRows:
     added, finalists = list["documents.PlanRow"](), list["documents.PlanFinalist"]()
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
-        judge = asked.judge()
-        joined = joined_kinds([kind for kind in kinds if kind.engine == engine], asked.transfer, asked.most)
+        judge = plan.judge()
+        joined = joined_kinds([kind for kind in kinds if kind.engine == engine], plan.transfer, plan.most)
         try:
-            found = find_pools(asked.known, joined, judge, asked.num_simulated)
+            pools = find_pools(plan.known, joined, judge, plan.num_simulated)
         except KvcalcError:  # the rows of one kind say why
             continue
         finally:
             finalists += judge.describe()
-        if not isinstance(found, TwoPools):
+        if not isinstance(pools, TwoPools):
             continue
-        name = found.kinds.text
+        name = pools.kinds.text
         beside = next(row for row in rows.rows if row["engine"] == engine)
-        row, notes = describe_split(asked, {**beside, "gpu": name, "price_per_hour": None}, found, judge)
+        row, notes = describe_split(plan, {**beside, "gpu": name, "price_per_hour": None}, pools, judge)
         added.append(row)
         # What is said about rows of one kind need not be said again. Notes are those of the decode instances' kind.
         new = [note for note in notes if not any(note.text in one.text for one in rows.notes)]
-        about_rows += [RowNote((engine, name), note, found.kinds.decode.gpu) for note in new]
+        about_rows += [RowNote((engine, name), note, pools.kinds.decode.gpu) for note in new]
     names = dict.fromkeys((row["engine"], row["gpu"]) for row in [*rows.rows, *added])
     notes = [*rows.notes, *group_notes(about_rows, list(names))]
     return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
@@ -167,9 +167,9 @@ def _in_order(
     """
     is_rate = targets.requests_per_second is not None
 
-    def rank(one: tuple[documents.PlanRow, str]) -> tuple[bool, int, float]:
-        found = one[0]["tpot_seconds"] if is_rate else one[0]["tokens_per_second"]
-        return not one[0]["fits"], one[0]["num_devices"] or 0, (found or 0.0) * (1 if is_rate else -1)
+    def rank(named_row: tuple[documents.PlanRow, str]) -> tuple[bool, int, float]:
+        speed = named_row[0]["tpot_seconds"] if is_rate else named_row[0]["tokens_per_second"]
+        return not named_row[0]["fits"], named_row[0]["num_devices"] or 0, (speed or 0.0) * (1 if is_rate else -1)
 
     (first, _), (second, name) = sorted(((row, _AGGREGATED), (split, _SPLIT)), key=rank)
     if first["fits"]:
@@ -190,74 +190,74 @@ def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRo
 
 
 def describe_split(
-    asked: SplitPlan, beside: documents.PlanRow, found: TwoPools | Trouble | KvcalcError, judge: Judge
+    plan: SplitPlan, beside: documents.PlanRow, layout: TwoPools | Trouble | KvcalcError, judge: Judge
 ) -> tuple[documents.PlanRow, list[Note]]:
     """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
     row: Any = dict.fromkeys((*beside, "disaggregated", "next_mode"))
     row.update({name: beside[name] for name in ("model", "gpu", "engine", "price_per_hour")})
-    if not isinstance(found, TwoPools):
-        trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
+    if not isinstance(layout, TwoPools):
+        trouble = Trouble(layout.message, layout.hint) if isinstance(layout, KvcalcError) else layout
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return row, []
-    traffic, targets = asked.known.traffic, judge.targets
-    found = _limited(found)
-    found = judge.timed(found)
-    simulated = cast("Simulated", found.simulated)
-    busy = Busy.of(found, simulated, targets)
-    answers = found.prefill.answer(busy.held[0]), found.decode.answer(busy.held[1])
-    pools = describe_pools(found, busy, answers)
+    traffic, targets = plan.known.traffic, judge.targets
+    layout = _limited(layout)
+    layout = judge.timed(layout)
+    simulated = cast("Simulated", layout.simulated)
+    busy = Busy.of(layout, simulated, targets)
+    answers = layout.prefill.answer(busy.held[0]), layout.decode.answer(busy.held[1])
+    pools = describe_pools(layout, busy, answers)
     tokens_per_second = simulated.tokens_per_second
-    commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))
-    is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
+    commands = start_command(layout.kinds.decode.engine).pool_words(_pools_of(traffic, layout, plan.checkpoint))
+    is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((layout.prefill, layout.decode), answers))
     row.update(
         fits=True,
         verdict="tight" if is_tight else "fits",
-        next_layout=found.next_layout,
-        num_devices=found.num_devices,
+        next_layout=layout.next_layout,
+        num_devices=layout.num_devices,
         kv_dtype=answers[1].document["kv_cache"]["dtype"],
         weights_dtype=answers[1].document["weights"]["dtype"],
         free_bytes=min(pool["free_bytes"] for pool in pools.values()),
-        **simulated.describe(found.factors(targets)),
-        tokens_per_second_per_device=tokens_per_second / found.num_devices,
+        **simulated.describe(layout.factors(targets)),
+        tokens_per_second_per_device=tokens_per_second / layout.num_devices,
         disaggregated={
             **pools,
-            "transfer": describe_transfer(traffic, found),
-            "ttft_parts": describe_ttft(found, simulated),
+            "transfer": describe_transfer(traffic, layout),
+            "ttft_parts": describe_ttft(layout, simulated),
             "commands": {role: join(commands[role]) for role in ROLES},
         },
     )  # fmt: skip
-    row.update(judge.describe_limits(found))
-    trace = asked.simulation.trace
+    row.update(judge.describe_limits(layout))
+    trace = plan.simulation.trace
     paid = tokens_per_second / (1 + traffic.headroom)
-    row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
-    row.update(describe_energy(found, busy, traffic.lengths, tokens_per_second))
-    return row, [*_notes(found.kinds.decode, answers), *judge.notes(), *range_notes(judge, found)]
+    row.update(describe_cost(layout.cost_per_hour, traffic.lengths, paid, trace))
+    row.update(describe_energy(layout, busy, traffic.lengths, tokens_per_second))
+    return row, [*_notes(layout.kinds.decode, answers), *judge.notes(), *range_notes(judge, layout)]
 
 
-def _limited(found: TwoPools) -> TwoPools:
+def _limited(layout: TwoPools) -> TwoPools:
     """The pools with the limits of running requests that their commands have."""
-    rates, transfer = found.decode.rates, found.pair.transfer
+    rates, transfer = layout.decode.rates, layout.pair.transfer
     running = rates.largest(transfer)
-    if disaggregation_of(found.kinds.decode.engine).limits_held:
+    if disaggregation_of(layout.kinds.decode.engine).limits_held:
         running = max(running, rates.held(running, transfer))
-    return found._replace(decode=found.decode.limited(running))
+    return layout._replace(decode=layout.decode.limited(running))
 
 
-def _pools_of(traffic: Traffic, found: TwoPools, checkpoint: Checkpoint) -> Pools:
-    prompts = found.prefill.limit or min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
-    running = found.decode.limit or found.decode.rates.largest(found.pair.transfer)
+def _pools_of(traffic: Traffic, layout: TwoPools, checkpoint: Checkpoint) -> Pools:
+    prompts = layout.prefill.limit or min(layout.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
+    running = layout.decode.limit or layout.decode.rates.largest(layout.pair.transfer)
     arguments = {
-        PREFILL: _arguments(traffic, found.prefill, prompts),
-        DECODE: _arguments(traffic, found.decode, running),
+        PREFILL: _arguments(traffic, layout.prefill, prompts),
+        DECODE: _arguments(traffic, layout.decode, running),
     }
-    instances = {PREFILL: found.numbers[0], DECODE: found.numbers[1]}
-    return Pools(checkpoint, arguments, instances, buffer_tokens(traffic, found.prefill.case))
+    instances = {PREFILL: layout.numbers[0], DECODE: layout.numbers[1]}
+    return Pools(checkpoint, arguments, instances, buffer_tokens(traffic, layout.prefill.case))
 
 
-def _arguments(traffic: Traffic, one: Instance, running: int) -> ServerArguments:
-    question = one.case.question
+def _arguments(traffic: Traffic, instance: Instance, running: int) -> ServerArguments:
+    question = instance.case.question
     return ServerArguments(
-        one.shape, traffic.context_for(question.engine), running, one.case.workload.kv_dtype.name,
+        instance.shape, traffic.context_for(question.engine), running, instance.case.workload.kv_dtype.name,
         question.engine_settings or {}, traffic.limit is not None, drafting_of(traffic.question.speculative),
         engine=question.engine,
     )  # fmt: skip

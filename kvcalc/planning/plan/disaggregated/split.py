@@ -184,9 +184,9 @@ class TwoPools(NamedTuple):
             role: {
                 "gpu": gpu,
                 "instances": None if is_alone else number,
-                **one.shape.describe_all(),
+                **instance.shape.describe_all(),
             }
-            for role, gpu, number, one in pools
+            for role, gpu, number, instance in pools
         }
         where = {"gpu": self.kinds.text, "engine": self.kinds.decode.engine}
         return cast("documents.PlanFinalist", {**where, **shape, **row, "disaggregated": instances})
@@ -206,16 +206,16 @@ class TwoPools(NamedTuple):
         return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
 
 
-def _question(one: Instance) -> Question:
+def _question(instance: Instance) -> Question:
     """The question about an instance, without the lengths of its requests.
 
     It has the limit of running requests if that counts all requests in the cache. Elsewhere, those that are received
     wait beside it, and shorter ones may be more than the limit.
     """
-    asked = (one.case if one.start.needs.limits_held else one.start).question
-    speed = asked.speed_asked
-    return asked._replace(
-        devices=Devices(asked.devices.gpu, 1) if asked.devices is not None else None,
+    question = (instance.case if instance.start.needs.limits_held else instance.start).question
+    speed = question.speed_asked
+    return question._replace(
+        devices=Devices(question.devices.gpu, 1) if question.devices is not None else None,
         speed=speed._replace(input_tokens=None, output_tokens=None, concurrency=None),
     )  # fmt: skip
 
@@ -257,19 +257,19 @@ def describe_pools(pools: TwoPools, busy: Busy, answers: tuple[Answer, Answer]) 
     rows = zip(instances, pools.numbers, answers, busy.held, pools.pair.capacities(*pools.numbers))
     return {
         role: {
-            "gpu": one.case.devices.gpu.name,
+            "gpu": instance.case.devices.gpu.name,
             "instances": number,
-            **one.shape.describe(),
-            "num_devices": number * one.shape.num_devices,
+            **instance.shape.describe(),
+            "num_devices": number * instance.shape.num_devices,
             "requests_per_instance": requests,
             "requests_held": in_cache,
-            "max_requests_held": one.slots,
+            "max_requests_held": instance.slots,
             "max_requests_per_second": capacity,
             "utilization": min(1.0, busy.requests_per_second / capacity),
-            "transfer_buffer_bytes": one.buffer_bytes,
-            "free_bytes": one.free_bytes(answer)[0],
+            "transfer_buffer_bytes": instance.buffer_bytes,
+            "free_bytes": instance.free_bytes(answer)[0],
         }
-        for (role, one, requests), number, answer, in_cache, capacity in rows
+        for (role, instance, requests), number, answer, in_cache, capacity in rows
     }
 
 
