@@ -15,17 +15,17 @@ from kvcalc.server.case import Case
 _UNLIMITED = 4096
 
 
-def most_at_once(case: Case, found: Budget | str) -> int:
+def most_at_once(case: Case, room: Budget | str) -> int:
     """The most requests that the engine's DP ranks run at once, whatever their lengths.
 
-    `found` is the budget of the case, or the reason if it is not known. For an engine without a limit, it is the most
+    `room` is the budget of the case, or the reason if it is not known. For an engine without a limit, it is the most
     that kvcalc considers. An engine that keeps memory for every request that may run gets the limit that fits.
     """
     if case.question.speculative is not None and case.engine.drafts_for_one:
         return 1
-    limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
-    if case.engine.reserves_running and not isinstance(found, str):
-        limit = least(limit, found.running_limit())
+    limit = max_running_requests(case, None if isinstance(room, str) else room.offered_bytes)
+    if case.engine.reserves_running and not isinstance(room, str):
+        limit = least(limit, room.running_limit())
     return _UNLIMITED * case.layout.data_parallel_size if limit is None else limit
 
 

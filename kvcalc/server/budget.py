@@ -62,8 +62,8 @@ class Budget(NamedTuple):
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
         if not self.reserve.varies:
             return self.pool_bytes
-        found = _limited(_divide(self.case, self.weights, tokens, sequences, self.towers))
-        return found.pool_bytes
+        room = _limited(_divide(self.case, self.weights, tokens, sequences, self.towers))
+        return room.pool_bytes
 
     def running_limit(self, tokens: int | None = None) -> int | None:
         """The most sequences of `tokens` tokens that fit in a replica. None if memory sets no limit.
@@ -73,8 +73,8 @@ class Budget(NamedTuple):
         tokens = self.case.workload.context_tokens if tokens is None else tokens
         if self.devices:
             return least(*(device.running_limit(tokens) for device in self.devices))
-        found = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
-        return found if self.host is None else least(found, self.host.largest_batch(tokens))
+        most = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
+        return most if self.host is None else least(most, self.host.largest_batch(tokens))
 
     def longest_context(self, margin_bytes: int = 0) -> int | None:
         """The longest context of the case's batch that leaves `margin_bytes` free on every device.
@@ -109,8 +109,8 @@ def budget(case: Case) -> Budget | str:
     """The memory a device has for the cache, or the reason if it is not known."""
     if _has_own_layers(case):
         return _budget(case)
-    found = _unlimited(case)
-    return found if isinstance(found, str) else _limited(found)
+    room = _unlimited(case)
+    return room if isinstance(room, str) else _limited(room)
 
 
 def _unlimited(case: Case) -> Budget | str:
@@ -118,18 +118,18 @@ def _unlimited(case: Case) -> Budget | str:
 
     Remembered per layout, unless it depends on the context, the batch, the host's memory or drafted tokens.
     """
-    asked, workload = case.question, case.workload
-    if case.engine.placement is not None or asked.speculative is not None:
+    question, workload = case.question, case.workload
+    if case.engine.placement is not None or question.speculative is not None:
         return _budget(case)
     # The engine already belongs to one release, number of stages and set of settings.
     key = (
-        id(case.engine), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, asked.weights_bytes,
+        id(case.engine), id(case.devices.gpu), question.dtype, question.kv_memory_bytes, question.weights_bytes,
         workload.model_dtype, workload.layout,
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
-    found = known.get(key)
-    if found is not None and _is_same(found.reserve, case):
-        return Budget(case, *found[1:])
+    room = known.get(key)
+    if room is not None and _is_same(room.reserve, case):
+        return Budget(case, *room[1:])
     computed = _budget(case)
     if isinstance(computed, Budget) and _is_same(computed.reserve, case):
         if len(known) >= _MOST_BUDGETS:
@@ -175,15 +175,15 @@ def _budget(case: Case) -> Budget | str:
     on_device, host = placed
     if on_device is not None:
         weights = weights._replace(bytes=on_device)
-    asked = case.question.speculative
-    if asked is not None:
+    speculation = case.question.speculative
+    if speculation is not None:
         from kvcalc.server.drafting.drafter import draft_weights
 
         drafts = draft_weights(case)
         if isinstance(drafts, str):
             return drafts
         weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
-        lines = case.engine.draft_tables(asked.method, asked.draft_model, layout.tensor_parallel_size)
+        lines = case.engine.draft_tables(speculation.method, speculation.draft_model, layout.tensor_parallel_size)
         weights = with_others(weights, lines)
     towers = _towers(case)
     if towers is not None:
@@ -252,11 +252,11 @@ def _has_own_layers(case: Case) -> bool:
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
     """The budgets of devices with layers of their own. `weights` are those of all layers together."""
-    asked, workload = case.question, case.workload
+    question, workload = case.question, case.workload
     rows = case.engine.divide_rows(case.spec, case.devices.gpu, workload.layout.pipeline_parallel_size)
     if isinstance(rows, str):
         return rows
-    of, bounds = (case.model, case.spec, asked.dtype, workload.model_dtype), case.engine.bounds
+    of, bounds = (case.model, case.spec, question.dtype, workload.model_dtype), case.engine.bounds
     sizes = stage_sizes(*of, bounds, tables) if rows is None else row_sizes(*of, rows, len(bounds), tables)
     if isinstance(sizes, str):
         return sizes
@@ -332,32 +332,32 @@ def with_unknown(reserve: Reserve, weights: DeviceWeights, towers: LoadedTowers 
     return reserve._replace(held=[*reserve.held, *lines]) if lines else reserve
 
 
-def weights_line(found: Budget) -> Held:
+def weights_line(room: Budget) -> Held:
     """The model's own weights on the device. They have a range if a file's publisher chooses its tensors' types."""
-    others = found.weights.draft_bytes + sum(size for _, size in found.weights.others)
-    line = Held(WEIGHTS, "weights", (found.weights.bytes or 0) - others)
-    file = found.case.spec.named_file
+    others = room.weights.draft_bytes + sum(size for _, size in room.weights.others)
+    line = Held(WEIGHTS, "weights", (room.weights.bytes or 0) - others)
+    file = room.case.spec.named_file
     if file is None or file.size_range is None:
         return line
     factor, low, high = file.size_range
     return line.within(low / factor, high / factor)
 
 
-def _limited(found: Budget) -> Budget:
+def _limited(room: Budget) -> Budget:
     """The budget with no more memory for the cache than the engine's own options allow."""
-    case = found.case
+    case = room.case
     share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, case.workload.context_tokens, 1)
     limit = case.engine.pool_limit(share, case.workload.kv_dtype)
-    if limit is None or found.pool_bytes <= 0:
-        return found
-    if limit.bytes > found.pool_bytes:
+    if limit is None or room.pool_bytes <= 0:
+        return room
+    if limit.bytes > room.pool_bytes:
         if not limit.is_exact:
-            return found
-        needed, left_size = format_size(limit.bytes), format_size(found.pool_bytes, capacity=True)
+            return room
+        needed, left_size = format_size(limit.bytes), format_size(room.pool_bytes, capacity=True)
         raise LayoutError(f"--{limit.option}: its cache takes {needed}, and {left_size} is left for it", "give fewer")
-    unused = found.pool_bytes - limit.bytes
-    held = [*found.reserve.held, Held(RESERVE, f"not used for the cache (--{limit.option})", unused)]
-    return found._replace(pool_bytes=limit.bytes, reserve=found.reserve._replace(held=held), unused_bytes=unused)
+    unused = room.pool_bytes - limit.bytes
+    held = [*room.reserve.held, Held(RESERVE, f"not used for the cache (--{limit.option})", unused)]
+    return room._replace(pool_bytes=limit.bytes, reserve=room.reserve._replace(held=held), unused_bytes=unused)
 
 
 @remembered
@@ -372,13 +372,13 @@ def _keeps_tokens(spec: ModelSpec) -> bool:
     return not spec.is_encoder and any(not isinstance(cache, RecurrentState) for cache in all_caches(spec))
 
 
-def free_range(found: Budget, free_bytes: int) -> tuple[int | None, int | None]:
+def free_range(room: Budget, free_bytes: int) -> tuple[int | None, int | None]:
     """The low and high end of the 80 % range of the free memory. None if no part has a range."""
     more = less = 0
-    for part in (weights_line(found), *found.reserve.held):
+    for part in (weights_line(room), *room.reserve.held):
         if part.low is not None and part.high is not None:
             more, less = more + part.high - part.bytes, less + part.bytes - part.low
-    if found.unused_bytes:
+    if room.unused_bytes:
         # What is left over grows and shrinks first.
-        more, less = max(0, more - found.unused_bytes), 0
+        more, less = max(0, more - room.unused_bytes), 0
     return (free_bytes - more, free_bytes + less) if more or less else (None, None)

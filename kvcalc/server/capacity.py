@@ -110,8 +110,8 @@ class TooMany(NamedTuple):
 
 def starts(case: Case, kv_memory_bytes: int) -> bool:
     """Whether the engine starts with the limit of running requests that was asked for. A default can be lowered."""
-    found = too_many_to_start(case, kv_memory_bytes)
-    return found is None or found.is_default
+    problem = too_many_to_start(case, kv_memory_bytes)
+    return problem is None or problem.is_default
 
 
 def too_many_to_start(case: Case, kv_memory_bytes: int) -> TooMany | None:
@@ -222,14 +222,14 @@ def _largest_attention_batch(
                 return 0
             return max((kv_memory_bytes - line.fixed_bytes) // line.bytes_of_each, 0)
     held = _needed(case, pool_shrinkage)
-    one = held(tokens, 1)
-    if one > kv_memory_bytes:
+    of_one = held(tokens, 1)
+    if of_one > kv_memory_bytes:
         return 0
-    if not one and pool_shrinkage is None:
+    if not of_one and pool_shrinkage is None:
         return None
     # The second sequence may take less than the first, which includes the pool's fixed bytes. Avoid dividing by 0.
-    another = max(1, held(tokens, 2) - one)
-    too_many = 2 + (kv_memory_bytes - one) // another
+    another = max(1, held(tokens, 2) - of_one)
+    too_many = 2 + (kv_memory_bytes - of_one) // another
     if held(tokens, too_many) > kv_memory_bytes:
         # In most engines every further sequence takes the same number of bytes. Then this estimate is exact.
         if held(tokens, too_many - 1) <= kv_memory_bytes:

@@ -107,16 +107,16 @@ class Case(NamedTuple):
     @property
     def encoder_follows_context(self) -> bool:
         """Whether the encoder's input is assumed to be as long as the context. The engine decides how much it keeps."""
-        asked = self.question.encoder_tokens
-        return asked is None and self.model.encoder_tokens is None and has_cross_attention(self.model)
+        tokens = self.question.encoder_tokens
+        return tokens is None and self.model.encoder_tokens is None and has_cross_attention(self.model)
 
     def at(self, context_tokens: int, batch_size: int) -> Case:
         """The same case with another context and batch. The notes of the original case are kept."""
-        asked = self.question
-        if self.encoder_follows_context or context_decides(asked):
+        question = self.question
+        if self.encoder_follows_context or context_decides(question):
             # make_case accepts only the requests' own context, and this may be another one: check without the requests.
-            alike = asked._replace(context_tokens=context_tokens, batch_size=batch_size, speed=None)
-            return make_case(alike)._replace(question=alike._replace(speed=asked.speed))
+            alike = question._replace(context_tokens=context_tokens, batch_size=batch_size, speed=None)
+            return make_case(alike)._replace(question=alike._replace(speed=question.speed))
         self.engine.check_context(context_tokens)
         return self._replace(workload=self.workload._replace(context_tokens=context_tokens, batch_size=batch_size))
 
@@ -184,28 +184,28 @@ def make_case(question: Question) -> Case:
     Raises UsageError (exit 2) if a value is out of range or contradicts another one, and ModelError (exit 3) if the
     engine is not known to support the model.
     """
-    asked = checked(question)
-    if asked.devices is not None or asked.engine_settings:
+    complete = checked(question)
+    if complete.devices is not None or complete.engine_settings:
         from kvcalc.server.layout import completed
 
-        asked = completed(asked)
-    if not is_reusable(asked):
-        return _resolve(asked)
-    given, devices, speed = asked.engine_settings or {}, asked.devices, asked.speed
+        complete = completed(complete)
+    if not is_reusable(complete):
+        return _resolve(complete)
+    given, devices, speed = complete.engine_settings or {}, complete.devices, complete.speed
     key = (
-        asked.dtype, asked.kv_dtype, asked.engine, asked.layout, asked.encoder_tokens, asked.what_if,
+        complete.dtype, complete.kv_dtype, complete.engine, complete.layout, complete.encoder_tokens, complete.what_if,
         *given.items(), *map(type, given.values()), devices and (id(devices.gpu), devices.num_devices),
         speed and speed.prefix_hit_rate,
     )  # fmt: skip
-    known = _cases_of(asked.model)
-    found = known.get(key)
-    if found is not None:
-        return _with_load(found, asked)
-    found = _resolve(asked)
+    known = _cases_of(complete.model)
+    case = known.get(key)
+    if case is not None:
+        return _with_load(case, complete)
+    case = _resolve(complete)
     if len(known) >= _MOST_CASES:
         known.clear()
-    known[key] = found  # it holds the device, so that its id() is not reused
-    return found
+    known[key] = case  # it holds the device, so that its id() is not reused
+    return case
 
 
 def is_reusable(question: Question) -> bool:
@@ -226,14 +226,14 @@ def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: Sp
     `speed` may differ from the speed question of `case` in its lengths and its concurrency, and in nothing else. Raises
     what `make_case` raises.
     """
-    asked = case.question._replace(
+    question = case.question._replace(
         context_tokens=context_tokens, batch_size=batch_size, speed=speed, fits_context=False
     )
-    if asked.devices is not None:
+    if question.devices is not None:
         from kvcalc.server.layout import with_requests
 
-        asked = with_requests(asked)
-    return _with_load(case, asked)
+        question = with_requests(question)
+    return _with_load(case, question)
 
 
 @remembered
@@ -242,47 +242,47 @@ def _cases_of(model: ModelSpec) -> dict[tuple[object, ...], Case]:
     return {}
 
 
-def _with_load(case: Case, asked: Question) -> Case:
+def _with_load(case: Case, question: Question) -> Case:
     """`case` with the context, the batch and the requests of another question that is otherwise the same."""
     spec, workload = case.spec, case.workload
-    tokens, beyond = resolve_context(spec, asked.context_tokens)
+    tokens, beyond = resolve_context(spec, question.context_tokens)
     case.engine.check_context(tokens)
-    if asked.devices is not None:
+    if question.devices is not None:
         from kvcalc.server.layout import check_speed
 
-        check_speed(asked.speed, workload.layout)
-    notes, own = case.notes, workload.notes
-    if beyond is not None or any(note.code == BEYOND_MODEL for note in own):
+        check_speed(question.speed, workload.layout)
+    notes, notes_of_load = case.notes, workload.notes
+    if beyond is not None or any(note.code == BEYOND_MODEL for note in notes_of_load):
         # The workload's notes follow the remarks, and this one is the first of them.
         others, remarks = [note for note in notes if note.code != BEYOND_MODEL], len(spec.remarks)
         added = () if beyond is None else (beyond,)
         notes = (*others[:remarks], *added, *others[remarks:])
-        own = (*added, *(note for note in own if note.code != BEYOND_MODEL))
+        notes_of_load = (*added, *(note for note in notes_of_load if note.code != BEYOND_MODEL))
     resolved = case.question
     return case._replace(
         # `_resolve` replaces the model and the type of the weights by those that the engine reads.
-        question=asked._replace(model=resolved.model, dtype=resolved.dtype),
-        workload=workload._replace(context_tokens=tokens, batch_size=asked.batch_size, notes=own),
+        question=question._replace(model=resolved.model, dtype=resolved.dtype),
+        workload=workload._replace(context_tokens=tokens, batch_size=question.batch_size, notes=notes_of_load),
         notes=notes,
     )
 
 
-def _resolve(asked: Question) -> Case:
+def _resolve(question: Question) -> Case:
     """The case of a question whose values are checked and complete."""
-    found = resolve_types(asked)
-    asked, spec = found.asked, found.spec
+    found = resolve_types(question)
+    question, spec = found.asked, found.spec
     settings = settings_of(found)
-    cached, allocation = allocation_of(asked, spec, found.workload, settings)
+    cached, allocation = allocation_of(question, spec, found.workload, settings)
     engine = allocation.engine
-    workload = laid_out(asked, spec, engine, found.workload)
+    workload = laid_out(question, spec, engine, found.workload)
     share = on_device(cached, workload.layout.tensor_parallel_size)
-    asked, hits = with_hits(asked, spec, allocation, share, workload)
+    question, hits = with_hits(question, spec, allocation, share, workload)
     notes = notes_of(found, engine, workload, settings, hits)
-    case = Case(asked, spec, cached, share, workload, allocation, settings, found.reason, notes)
-    if asked.devices is not None or engine.is_formula:
+    case = Case(question, spec, cached, share, workload, allocation, settings, found.reason, notes)
+    if question.devices is not None or engine.is_formula:
         return case
     from kvcalc.server.device_defaults import describe_device_defaults
 
-    given = asked.engine_settings or {}
-    types = (asked.kv_dtype, workload.kv_dtype.name, asked.dtype)
-    return case._replace(device_defaults=describe_device_defaults(spec, asked.engine, given, engine.settings, types))
+    given = question.engine_settings or {}
+    types = (question.kv_dtype, workload.kv_dtype.name, question.dtype)
+    return case._replace(device_defaults=describe_device_defaults(spec, question.engine, given, engine.settings, types))

@@ -35,32 +35,32 @@ def checkpoint_of(spec: ModelSpec, dtype: str | None = None) -> Checkpoint:
     another checkpoint is needed. Its name is not known, so a placeholder is returned. Raises UsageError (exit 2) for an
     unknown type.
     """
-    found = _named(spec)
-    asked = parse_weight_dtype(dtype)
-    if asked is None or found.name == YOURS:
-        return found
+    named = _named(spec)
+    scheme = parse_weight_dtype(dtype)
+    if scheme is None or named.name == YOURS:
+        return named
     model_dtype = parse_dtype(spec.torch_dtype or "bf16", "torch_dtype")
-    own = describe_weights(spec, spec, None, model_dtype, [])["dtype"]
-    if asked.name in _FLOATS and own in _FLOATS:
-        return found._replace(dtype=asked.name)
-    if asked.name == own:
-        return found
-    note = f"the commands name no checkpoint: the weights of {found.name} are {own or 'of another type'}, and "
-    note += f"--dtype {asked.name} needs weights of that type"
-    if asked.name in _MADE_WHILE_LOADING and own in _FLOATS:
-        note += f"; --quantization {asked.name} converts them while loading, if they fit unconverted"
-    return Checkpoint(f"<your {asked.name} checkpoint>", note=note)
+    stored = describe_weights(spec, spec, None, model_dtype, [])["dtype"]
+    if scheme.name in _FLOATS and stored in _FLOATS:
+        return named._replace(dtype=scheme.name)
+    if scheme.name == stored:
+        return named
+    note = f"the commands name no checkpoint: the weights of {named.name} are {stored or 'of another type'}, and "
+    note += f"--dtype {scheme.name} needs weights of that type"
+    if scheme.name in _MADE_WHILE_LOADING and stored in _FLOATS:
+        note += f"; --quantization {scheme.name} converts them while loading, if they fit unconverted"
+    return Checkpoint(f"<your {scheme.name} checkpoint>", note=note)
 
 
-def drafting_of(asked: Speculation | None) -> Drafting | None:
+def drafting_of(speculation: Speculation | None) -> Drafting | None:
     """How a printed command drafts tokens. None if it does not."""
-    if asked is None:
+    if speculation is None:
         return None
-    head = _YOUR_HEAD if asked.method in (EAGLE, EAGLE1) else None
-    name = head if asked.draft_model is None else checkpoint_of(asked.draft_model).name
+    head = _YOUR_HEAD if speculation.method in (EAGLE, EAGLE1) else None
+    name = head if speculation.draft_model is None else checkpoint_of(speculation.draft_model).name
     # A checkpoint that reads the model's cache has its MTP layers.
-    is_mtp = asked.draft_model is not None and reads_cache(asked.draft_model)
-    return Drafting(MTP if is_mtp else asked.method, asked.num_tokens, name)
+    is_mtp = speculation.draft_model is not None and reads_cache(speculation.draft_model)
+    return Drafting(MTP if is_mtp else speculation.method, speculation.num_tokens, name)
 
 
 def _named(spec: ModelSpec) -> Checkpoint:
@@ -77,8 +77,12 @@ def _named(spec: ModelSpec) -> Checkpoint:
     if typed.startswith("hf:"):
         name, _, revision = typed.removeprefix("hf:").partition("@")
         return Checkpoint(name, revision or None)
-    found = _repository(spec)
-    return _unnamed(f"{typed or spec.name} is not the name of a repository") if found is None else Checkpoint(found)
+    repository = _repository(spec)
+    return (
+        _unnamed(f"{typed or spec.name} is not the name of a repository")
+        if repository is None
+        else Checkpoint(repository)
+    )
 
 
 def _path(path: str) -> str:
@@ -136,11 +140,11 @@ def _preset_of(spec: ModelSpec) -> Preset | None:
     """The preset the model was read from, or None."""
     for name in (spec.reference, spec.name):
         try:
-            found = find_preset(name) if name else None
+            preset = find_preset(name) if name else None
         except KvcalcError:
             continue
-        if found is not None and found.source == spec.source:
-            return found
+        if preset is not None and preset.source == spec.source:
+            return preset
     return None
 
 

@@ -30,20 +30,20 @@ def describe_device_defaults(
     `given` are the engine's options that were given, `in_use` the settings in the document. `types` are the cache's
     type as asked, the one that it has here, and the requested type of the weights.
     """
-    found: dict[str, list[documents.DeviceDefaultOnDevicesItem]] = {}
+    rows_by_name: dict[str, list[documents.DeviceDefaultOnDevicesItem]] = {}
     for option, value, devices in engine_class(engine).device_defaults(release_of(engine)):
         here = in_use.get(option.replace("-", "_"))
         if here is not None and option not in given:
             shown = int(value) if isinstance(here, int) else value
-            found.setdefault(option, []).append({"value": shown, "devices": devices})
-    rows = [_row(option, in_use[option.replace("-", "_")], values) for option, values in found.items()]
+            rows_by_name.setdefault(option, []).append({"value": shown, "devices": devices})
+    rows = [_row(option, in_use[option.replace("-", "_")], values) for option, values in rows_by_name.items()]
     asked, here, dtype = types
     if "block-size" not in given:
         rows += _blocks(spec, engine, here)
     if asked.casefold() == "auto":
         named = _cache_types(spec, engine, dtype, given)
         rows.append(_row("kv-cache-dtype", here, [{"value": n or here, "devices": devices} for n, devices in named]))
-    return [row for row in rows if any(one["value"] != row["value"] for one in row["on_devices"])]
+    return [row for row in rows if any(on_device["value"] != row["value"] for on_device in row["on_devices"])]
 
 
 def _row(option: str, here: Any, values: list[documents.DeviceDefaultOnDevicesItem]) -> documents.DeviceDefault:
@@ -66,11 +66,11 @@ def _cache_types(
     spec: ModelSpec, engine: str, dtype: str | None, settings: Mapping[str, str]
 ) -> list[tuple[str | None, str]]:
     """The name of the cache's type on each kind of device, in words. None is the model's own type."""
-    found = []
+    types = []
     for device_class, devices in DISTINGUISHED:
         resolved, _ = resolve_kv_dtype(engine, spec, "auto", settings, dtype, device_class)
-        found.append((_name_of(resolved), devices))
-    return found
+        types.append((_name_of(resolved), devices))
+    return types
 
 
 def _name_of(resolved: str | Dtype) -> str | None:

@@ -106,10 +106,10 @@ def _unloaded(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> int:
 
 def _sizer(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> Callable[[ModelWeights], int]:
     """The bytes of parts of the weights as a function. 0 if they are not known."""
-    asked = parse_weight_dtype(dtype)
+    scheme = parse_weight_dtype(dtype)
 
     def size_of(part: ModelWeights) -> int:
-        _, size = bytes_of(part, spec, asked, model_dtype, [])
+        _, size = bytes_of(part, spec, scheme, model_dtype, [])
         return 0 if size is None else size[0]
 
     return size_of

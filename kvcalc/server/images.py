@@ -31,7 +31,7 @@ def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> No
 
 
 def describe_images(
-    asked: ImagesAsked, model: ModelSpec, context_tokens: int, step_tokens: int | None, element_bytes: int
+    images: ImagesAsked, model: ModelSpec, context_tokens: int, step_tokens: int | None, element_bytes: int
 ) -> documents.Images | None:  # fmt: skip
     """The `images` part of a workload, or None if the model's rule is not known.
 
@@ -43,16 +43,16 @@ def describe_images(
     rule = image_rule(model)
     if rule is None:
         return None
-    each, cached, size = rule.each(asked.width, asked.height, asked.number), None, None
+    each, cached, size = rule.each(images.width, images.height, images.number), None, None
     if step_tokens is not None:
         cached = max(step_tokens, rule.most_at(context_tokens))
         size = cached * (model.attention.hidden_size or 0) * rule.rows * element_bytes
     return {
-        "count": asked.number,
-        "width": asked.width,
-        "height": asked.height,
+        "count": images.number,
+        "width": images.width,
+        "height": images.height,
         "tokens_per_image": each,
-        "tokens": asked.number * each,
+        "tokens": images.number * each,
         "encoder_cache_tokens": cached,
         "encoder_cache_bytes": size,
     }

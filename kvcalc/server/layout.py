@@ -144,8 +144,8 @@ def with_requests(question: Question) -> Question:
             f"--batch {question.batch_size}: with requests to serve, the batch is the number that run at once", hint
         )
     if question.context_tokens not in (None, request_tokens):
-        asked = f"--context {question.context_tokens}"
-        raise UsageError(f"{asked}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
+        context = f"--context {question.context_tokens}"
+        raise UsageError(f"{context}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
     return question._replace(context_tokens=request_tokens)
 
 
@@ -251,8 +251,8 @@ def choose_kinds(names: Sequence[str], figures: Figures, local: Callable[[], Dev
     """
     if len(names) > 1 and figures[:3] != (None, None, None):
         raise UsageError("--gpu-memory, --gpu-bandwidth and --flops describe one device, but --gpu names several")
-    found: dict[tuple[str, int, int], Devices] = {}
+    kinds: dict[tuple[str, int, int], Devices] = {}
     for name in names or (None,):
         devices = choose_devices(name, None, figures, local)
-        found[devices.gpu.name, devices.gpu.memory_bytes, devices.num_devices] = devices
-    return list(found.values())
+        kinds[devices.gpu.name, devices.gpu.memory_bytes, devices.num_devices] = devices
+    return list(kinds.values())

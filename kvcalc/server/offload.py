@@ -30,11 +30,11 @@ def suggest(case: Case) -> documents.HostOffload | None:
     if case.layout.pipeline_parallel_size > 1:
         return None
     layers, experts, options = _most_layers(case), _fewest_experts(case), _options(case)
-    found: documents.HostOffload = {
+    offload: documents.HostOffload = {
         "n_gpu_layers": _describe(case, options.layers, layers),
         "n_cpu_moe": None if experts is None else _describe(case, options.experts, experts),
     }
-    return found if any(found.values()) else None
+    return offload if any(offload.values()) else None
 
 
 def _options(case: Case) -> PlacementOptions:
@@ -47,10 +47,10 @@ def _options(case: Case) -> PlacementOptions:
 def _describe(case: Case, option: str, number: int) -> documents.HostOffloadNGpuLayers | None:
     """The option's number and the bytes that the host then holds. None if that does not fit after all."""
     placed = _at(case, option, number)
-    found = _budget_of(placed)
-    if found.host is None or not _fits(placed) or found.host.shortage() is not None:
+    room = _budget_of(placed)
+    if room.host is None or not _fits(placed) or room.host.shortage() is not None:
         return None
-    return {"value": number, "host_bytes": found.host.describe()["host_bytes"]}
+    return {"value": number, "host_bytes": room.host.describe()["host_bytes"]}
 
 
 def _most_layers(case: Case) -> int:
@@ -96,7 +96,7 @@ def _fits(case: Case) -> bool:
 
 def _budget_of(case: Case) -> Budget:
     """The budget of a case. ModelError (exit 3) if it is not known."""
-    found = budget(case)
-    if isinstance(found, str):
-        raise ModelError(f"{case.spec.name}: it is not known what fits: {found}")
-    return found
+    room = budget(case)
+    if isinstance(room, str):
+        raise ModelError(f"{case.spec.name}: it is not known what fits: {room}")
+    return room

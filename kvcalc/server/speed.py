@@ -45,18 +45,18 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     Cached per model, device, dtypes, layout and the engine's settings, which decide how it stores the cache. Building
     it takes a millisecond, and a step only microseconds.
     """
-    asked, workload, gpu = case.question, case.workload, case.devices.gpu
+    question, workload, gpu = case.question, case.workload, case.devices.gpu
     if case.engine.settings.get("split_mode") == "row":
         return "the speed of --split-mode row is not modelled"
-    calibration = None if asked.speed is None else asked.speed.calibration
+    calibration = None if question.speed is None else question.speed.calibration
     key: tuple[Any, ...] = (
-        asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.engine.placement, calibration,
-        workload.layout, *sorted(case.settings.items()),
+        question.engine, id(gpu), workload.kv_dtype, workload.model_dtype, question.dtype, case.engine.placement,
+        calibration, workload.layout, *sorted(case.settings.items()),
     )  # fmt: skip
-    if asked.speculative is not None:
+    if question.speculative is not None:
         from kvcalc.server.drafting.drafter import key_of
 
-        key += key_of(asked.speculative)
+        key += key_of(question.speculative)
     known = _speeds_of(case.model, case.spec)
     kept = known.get(key)
     if kept is None:
@@ -64,18 +64,18 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
         if len(known) >= _MOST_SPEEDS:
             known.clear()
         known[key] = kept
-    found = kept[0]
-    if isinstance(found, Speed) and found.calibration is not None:
-        notes += found.calibration.notes
-    return found
+    speed = kept[0]
+    if isinstance(speed, Speed) and speed.calibration is not None:
+        notes += speed.calibration.notes
+    return speed
 
 
 def _new_speed(case: Case) -> Speed | str:
-    found = _speed(case)
-    asked = case.question.speed
-    if isinstance(found, Speed) and asked is not None and asked.calibration is not None:
-        found = asked.calibration.apply(case, found)
-    return _with_other_parts(case, found) if isinstance(found, Speed) else found
+    speed = _speed(case)
+    speed_question = case.question.speed
+    if isinstance(speed, Speed) and speed_question is not None and speed_question.calibration is not None:
+        speed = speed_question.calibration.apply(case, speed)
+    return _with_other_parts(case, speed) if isinstance(speed, Speed) else speed
 
 
 def _speed(case: Case) -> Speed | str:
@@ -89,11 +89,11 @@ def _speed(case: Case) -> Speed | str:
     stored = stored_weights(case.model, spec, case.question.dtype, workload.model_dtype)
     if not isinstance(stored, StoredWeights):
         return stored
-    found, regime = speed_model(
+    model, regime = speed_model(
         case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, case.layout,
         spread_names(spec, case.engine, case.layout),
     )  # fmt: skip
-    return Speed(with_launches(case, stored.weights, found), regime, stored.name)
+    return Speed(with_launches(case, stored.weights, model), regime, stored.name)
 
 
 def _with_other_parts(case: Case, speed: Speed) -> Speed | str:

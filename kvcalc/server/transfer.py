@@ -23,15 +23,15 @@ def describe_transfer(case: Case, ttft_seconds: float | None) -> documents.KvTra
     Raises UsageError (exit 2) for an unknown link, or if the engine has no separate prefill instances.
     """
     reuse, workload = case.question.reuse, case.workload
-    asked = None if reuse is None else reuse.transfer
-    if asked is None:
+    link = None if reuse is None else reuse.transfer
+    if link is None:
         raise ValueError("the question asks for no transfer")
-    rate = asked if isinstance(asked, int) else link_bytes_per_second(asked, case.devices.gpu)
+    rate = link if isinstance(link, int) else link_bytes_per_second(link, case.devices.gpu)
     prompt = prompt_tokens_of(case.question.speed, workload)
     sent = case.prefixes().sent_bytes(prompt)
     seconds = sent / rate
     return {
-        "link": asked if isinstance(asked, str) else None,
+        "link": link if isinstance(link, str) else None,
         "bandwidth_bytes_per_second": rate,
         "prompt_tokens": prompt,
         "bytes_per_device": sent,

@@ -80,10 +80,10 @@ def known_weights(model: ModelSpec, spec: ModelSpec) -> tuple[ModelWeights | Non
 
 
 def bytes_of(
-    weights: ModelWeights | None, spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: list[Note]
+    weights: ModelWeights | None, spec: ModelSpec, scheme: Dtype | None, model_dtype: Dtype, notes: list[Note]
 ) -> tuple[str | None, WeightBytes | None]:
     """The name of the dtype or scheme the weights are stored in, and their bytes."""
-    storage = _storage(spec, asked, model_dtype, notes)
+    storage = _storage(spec, scheme, model_dtype, notes)
     if storage is None or weights is None:
         return storage and storage.name, None
     if storage.scheme is not None:
@@ -153,9 +153,9 @@ def describe_weights(
     `model_dtype` is the dtype the model computes in. Figures that are not known are null. Then `reason`, or a note
     appended to `notes`, says why.
     """
-    found, remarks = language_model_weights(model, spec, dtype, model_dtype)
+    weights, remarks = language_model_weights(model, spec, dtype, model_dtype)
     notes += remarks
-    return {**found, "towers": described_towers(model) if model.has_towers and model.gguf is None else []}
+    return {**weights, "towers": described_towers(model) if model.has_towers and model.gguf is None else []}
 
 
 @remembered_of_two
@@ -169,16 +169,16 @@ def language_model_weights(
     weights, reason = known_weights(model, spec)
     if reason is not None and spec.attention != model.attention:
         notes.append(Note("weights", "other-attention", reason))
-    asked = parse_weight_dtype(dtype)
+    scheme = parse_weight_dtype(dtype)
     remarks: list[Note] = []
-    name, size = bytes_of(weights, spec, asked, model_dtype, remarks)
+    name, size = bytes_of(weights, spec, scheme, model_dtype, remarks)
     counted = None if weights is None else count_parameters(weights)
     total, active = (None, None) if size is None else size
     if total is not None and active is not None:
-        total += file_draft_bytes(spec, asked, model_dtype)
+        total += file_draft_bytes(spec, scheme, model_dtype)
         total, active = (round(each * size_factor(spec)) for each in (total, active))
     source = None if total is None else "config"
-    if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
+    if scheme is None and spec.attention == model.attention and spec.checkpoint is not None:
         stored = files_of(model)
         if stored is not None:
             held, said = believed_bytes(stored, total, _tower_bytes(model))
@@ -187,7 +187,7 @@ def language_model_weights(
                 # The size is known, so it does not matter if the config's quantization is not supported.
                 total, source, remarks = held, "safetensors", []
                 active = None if active is None else min(active, held)
-    if asked is None and spec.attention == model.attention and model.published_bytes is not None:
+    if scheme is None and spec.attention == model.attention and model.published_bytes is not None:
         from kvcalc.model.towers import tower_parameters
 
         towers = _ELEMENT_BYTES * tower_parameters(model) if model.has_towers else 0
@@ -198,13 +198,13 @@ def language_model_weights(
     return _document(parameters, (total, active), name, source, reason), notes
 
 
-def file_draft_bytes(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype) -> int:
+def file_draft_bytes(spec: ModelSpec, scheme: Dtype | None, model_dtype: Dtype) -> int:
     """The bytes of the MTP layers in the GGUF file that the model's name stands for.
 
     No device holds them by default.
     """
     held = draft_layers_of_file(spec)
-    size = None if held is None else bytes_of(held, spec, asked, model_dtype, [])[1]
+    size = None if held is None else bytes_of(held, spec, scheme, model_dtype, [])[1]
     return 0 if size is None else size[0]
 
 
@@ -243,18 +243,18 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: 
         notes.append(Note("weights", "other-attention", reason))
     elif held is None:
         reason = "the file has no tensors, or some of its shards are missing"
-    asked = parse_weight_dtype(dtype)
+    scheme = parse_weight_dtype(dtype)
     name: str | None = None if held is None else held.dtype
     total, active = (None, None) if held is None else (held.bytes, held.active_bytes_per_token)
     source = None if held is None else "gguf"
-    if asked is not None:
-        name, total, active, source = asked.name, None, None, None
-        if held is not None and asked.is_float:
-            total = held.parameters * asked.block_bytes
-            active = held.active_parameters_per_token * asked.block_bytes
+    if scheme is not None:
+        name, total, active, source = scheme.name, None, None, None
+        if held is not None and scheme.is_float:
+            total = held.parameters * scheme.block_bytes
+            active = held.active_parameters_per_token * scheme.block_bytes
             source = "gguf"
         elif held is not None:
-            text = f"--dtype {asked.name} is not modelled for a GGUF file{UNKNOWN_BYTES}"
+            text = f"--dtype {scheme.name} is not modelled for a GGUF file{UNKNOWN_BYTES}"
             notes.append(Note("weights", "type-not-modelled", text))
     parameters = (None,) * 3 if held is None else (
         held.parameters, held.active_parameters_per_token, held.input_embedding_parameters
@@ -321,12 +321,14 @@ def believed_bytes(stored: FoundFiles, counted: int | None, towers: int | None) 
     if counted is None:
         return size, notes
     text_bytes = size - stored.tower_bytes
-    for found, described, of_what in (
+    for num_bytes, described, of_what in (
         (text_bytes, counted, ""),
         (stored.tower_bytes, towers if towers and stored.tower_bytes else 0, " for its towers"),
     ):
-        if found * 100 < described * _LEAST_PERCENT:
-            text = f"{stored.name}: has {format_size(found)} of the {format_size(described)} that the config describes"
+        if num_bytes * 100 < described * _LEAST_PERCENT:
+            text = (
+                f"{stored.name}: has {format_size(num_bytes)} of the {format_size(described)} that the config describes"
+            )
             notes.append(_not_believed(text + of_what, counted))
             return None, notes
     more = size - counted

@@ -95,16 +95,16 @@ class Coupled(Together):
             self._answer(self._asked[number], request, now)
 
     def _send(self, prompt: Request) -> None:
-        asked, place = self._asked[prompt.number], len(self.sent) % len(self.decodes)
+        request, place = self._asked[prompt.number], len(self.sent) % len(self.decodes)
         sender, num_bytes = prompt.number % len(self.prefills), self._link.bytes_of(prompt.prompt_tokens)
         start = max(prompt.finish or 0.0, self._senders[sender], self._receivers[place])
         end = start + num_bytes / self._link.bytes_per_second
         self._senders[sender] = self._receivers[place] = end
         self.prefills[sender].sent(prompt, end)
         self.sent.append(Sending(prompt, num_bytes, start, end))
-        tokens = asked.prompt_tokens
+        tokens = request.prompt_tokens
         # The cache of the prompt is there, and the last token is computed again.
-        self.answers.append(Request(asked.number, end, tokens, asked.answer_tokens, tokens - 1))
+        self.answers.append(Request(request.number, end, tokens, request.answer_tokens, tokens - 1))
         self._give(place, self.answers[-1])
 
 
@@ -118,10 +118,17 @@ def _join(prompt: Request, answer: Request) -> None:
 def check_conservation(requests: Sequence[Request], sent: Sequence[Sending], answers: Sequence[Request]) -> None:
     """Every request is computed, sent and answered once, in this order. PoolError if it is not."""
     numbers = [request.number for request in requests]
-    if sorted(one.request.number for one in sent) != numbers:
+    if sorted(sending.request.number for sending in sent) != numbers:
         raise PoolError(f"{len(requests)} requests arrived, but {len(sent)} were sent")
-    for one, answer in zip(sent, answers):
-        times = one.request.arrival, one.request.finish, one.start, one.end, answer.first_token, answer.finish
+    for sending, answer in zip(sent, answers):
+        times = (
+            sending.request.arrival,
+            sending.request.finish,
+            sending.start,
+            sending.end,
+            answer.first_token,
+            answer.finish,
+        )
         known = [seconds for seconds in times if seconds is not None]
         if len(known) < len(times) or known != sorted(known):
-            raise PoolError(f"request {one.request.number} was not computed, sent and answered in this order")
+            raise PoolError(f"request {sending.request.number} was not computed, sent and answered in this order")

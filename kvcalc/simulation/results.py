@@ -218,7 +218,7 @@ def describe_timeline(replicas: Sequence[Replica]) -> list[documents.SimulateSta
     """The state of all replicas together at equal distances."""
     end = max(replica.now for replica in replicas)
     times = [[sample.seconds for sample in replica.timeline.samples] for replica in replicas]
-    found: list[documents.SimulateState] = []
+    states: list[documents.SimulateState] = []
     for row in range(1, _ROWS + 1):
         seconds = end * row / _ROWS
         waiting = running = used = 0
@@ -229,10 +229,10 @@ def describe_timeline(replicas: Sequence[Replica]) -> list[documents.SimulateSta
                 waiting, running = waiting + sample.waiting, running + sample.running
                 used += sample.used_blocks
         blocks = used if replicas[0].pool.capacity is not None else None
-        found.append(
+        states.append(
             {"seconds": seconds, "waiting_requests": waiting, "running_requests": running, "used_blocks": blocks}
         )
-    return found
+    return states
 
 
 def _row(metric: str, outcome: Outcome) -> documents.SimulateTime:

@@ -85,12 +85,12 @@ class PrefixAware(Router):
         most, least = max(self.unfinished), min(self.unfinished)
         if (most - least > self._FARTHEST and most > self._TIMES * least) or not request.names:
             return self.shortest()
-        found = [_begins_with(request.names, sent) for sent in self._sent]
+        lengths = [_begins_with(request.names, sent) for sent in self._sent]
         # A session that went on at another replica is there.
-        best = max(range(len(found)), key=lambda place: (found[place], self._sent[place].get(request.names[0], -1)))
-        if found[best] * (self.block_tokens or 0) > self._LEAST_SHARE * request.prompt_tokens:
+        best = max(range(len(lengths)), key=lambda place: (lengths[place], self._sent[place].get(request.names[0], -1)))
+        if lengths[best] * (self.block_tokens or 0) > self._LEAST_SHARE * request.prompt_tokens:
             return best
-        return min(range(len(found)), key=lambda place: (len(self._sent[place]), self.unfinished[place]))
+        return min(range(len(lengths)), key=lambda place: (len(self._sent[place]), self.unfinished[place]))
 
 
 def _begins_with(names: Sequence[int], sent: Container[int]) -> int:

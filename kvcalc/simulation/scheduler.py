@@ -73,7 +73,8 @@ class Scheduler(NamedTuple):
         if not together:
             return load.first_seconds(c)
         tokens, cached = (
-            sum(each) / len(together) for each in zip(*((one.prompt_tokens, one.given_tokens) for one in together))
+            sum(each) / len(together)
+            for each in zip(*((request.prompt_tokens, request.given_tokens) for request in together))
         )
         hidden = 0.0
         if schedule.reads_beside:
@@ -114,7 +115,7 @@ def scheduler_of(
     Raises UsageError (exit 2) for an engine or a layout that is not simulated, ModelError (exit 3) if the memory for
     the cache is not known, and DoesNotFitError (exit 4) if there is none.
     """
-    schedule, found = case.engine.schedule() or (ASSUMED if assumes else None), budget(case)
+    schedule, room = case.engine.schedule() or (ASSUMED if assumes else None), budget(case)
     if schedule is None:
         known = engines_that(lambda engine: engine.schedule is not Engine.schedule)
         raise UsageError(f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(known)}")
@@ -122,26 +123,26 @@ def scheduler_of(
         raise UsageError(
             "--dp: copies of a model without experts are replicas", f"--replicas {case.layout.data_parallel_size}"
         )
-    if isinstance(found, str):
-        raise ModelError(f"{case.model.name} cannot be simulated: {found}")
+    if isinstance(room, str):
+        raise ModelError(f"{case.model.name} cannot be simulated: {room}")
     if buffer_bytes:
-        left = found.pool_bytes - buffer_bytes, found.offered_bytes - buffer_bytes
-        found = found._replace(pool_bytes=left[0], offered_bytes=left[1])
-    if found.pool_bytes <= 0:
+        left = room.pool_bytes - buffer_bytes, room.offered_bytes - buffer_bytes
+        room = room._replace(pool_bytes=left[0], offered_bytes=left[1])
+    if room.pool_bytes <= 0:
         raise DoesNotFitError(
             f"{case.model.name} leaves no memory for the cache on {case.devices.gpu.name}",
             "kvcalc fit says how many devices it needs",
         )
-    too_many = too_many_to_start(case, found.pool_bytes)
+    too_many = too_many_to_start(case, room.pool_bytes)
     if too_many is not None and not (too_many.is_default or lowers_limit):
         raise DoesNotFitError(too_many.refusal(case.engine.title))
     replicas, drafted = case.layout.data_parallel_size, case.question.speculative
-    running = max(1, most_at_once(case, found) // replicas)
+    running = max(1, most_at_once(case, room) // replicas)
     checked, lookahead, pool = 1 if drafted is None else 1 + drafted.num_tokens, 0, RunningPool(None)
     if schedule.has_slots:
         # Without slots that are known, a request holds its own length.
         held = case.question.speed_asked.request_tokens if assumes and schedule is ASSUMED else None
-        slots = found.running_limit(held or longest_tokens)
+        slots = room.running_limit(held or longest_tokens)
         running = running if slots is None else max(1, min(running, slots))
     else:
         if drafted is not None:
@@ -152,9 +153,9 @@ def scheduler_of(
         dtype = case.workload.kv_dtype
         device = case.allocation.largest_stage(case.share, dtype, longest_tokens, 1)
         # TensorRT-LLM's hybrids have states for the requests that fit at full length, unless another number is given.
-        limit = found.running_limit(longest_tokens)
+        limit = room.running_limit(longest_tokens)
         batch = running if limit is None else min(running, case.layout.attention_batch(max(1, limit)))
-        pool = case.allocation.running_pool(device, dtype, longest_tokens, batch, found.offered_bytes)
+        pool = case.allocation.running_pool(device, dtype, longest_tokens, batch, room.offered_bytes)
     steps = schedule.steps(running, longest_tokens, checked)
     # Prompts in steps of their own are computed in whole blocks.
     step_tokens = steps.step_tokens if steps.mixes else max(steps.step_tokens, pool.block_tokens)
@@ -169,9 +170,9 @@ def scheduler_of(
 def start_notes(case: Case) -> list[Note]:
     """Notes if the engine does not start with its default limit of running requests, of which fewer are simulated, and
     if the memory lacks a tower whose size is not known."""
-    found = budget(case)
-    if isinstance(found, str):
+    room = budget(case)
+    if isinstance(room, str):
         return []
-    too_many = too_many_to_start(case, found.pool_bytes)
+    too_many = too_many_to_start(case, room.pool_bytes)
     notes = [] if too_many is None else [Note("engine", "start-limit", too_many.refusal(case.engine.title))]
-    return notes if found.towers is None else [*notes, *found.towers.notes]
+    return notes if room.towers is None else [*notes, *room.towers.notes]

@@ -33,8 +33,8 @@ class Served(NamedTuple):
 
 def serve_load(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     """The load of a case. None, with a note, if it cannot be simulated. None without one if it serves no requests."""
-    asked = case.question.speed_asked
-    prompt, answer = (lengths_of(tokens, "tokens") for tokens in (asked.input_tokens, asked.output_tokens))
+    speed = case.question.speed_asked
+    prompt, answer = (lengths_of(tokens, "tokens") for tokens in (speed.input_tokens, speed.output_tokens))
     if prompt is None or answer is None:
         return None
     try:
@@ -53,9 +53,9 @@ def outcome_of(case: Case, model: SpeedModel, load: Load, notes: list[Note]) -> 
 
 
 def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distribution, notes: list[Note]) -> Served:
-    asked = case.question.speed_asked
-    clients = asked.concurrency or max(1, case.workload.batch_size)
-    load = Load(prompt, answer, concurrency=clients, is_benchmark=asked.benchmark, settling=MEANS, is_brief=True)
+    speed = case.question.speed_asked
+    clients = speed.concurrency or max(1, case.workload.batch_size)
+    load = Load(prompt, answer, concurrency=clients, is_benchmark=speed.benchmark, settling=MEANS, is_brief=True)
     outcome = outcome_of(case, model, load, notes)
     results = describe_results(outcome, Limits(), load)
     ttft, tpot = (mean_of(metric, outcome) for metric in ("ttft", "tpot"))

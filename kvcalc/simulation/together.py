@@ -106,10 +106,10 @@ class Together(Fleet):
         if later is not None:
             self._expect(later)
 
-    def _answer(self, asked: Request, answer: Request, now: float) -> None:
-        """The client of the request `asked` has its answer, and perhaps sends another one when it has thought."""
+    def _answer(self, request: Request, answer: Request, now: float) -> None:
+        """The client of the request `request` has its answer, and perhaps sends another one when it has thought."""
         self._ended.append(answer)
-        following = asked.following(self._supply if self._is_closed else None)
+        following = request.following(self._supply if self._is_closed else None)
         if following is not None:
             following.arrival += now + answer.lag
             self._expect(following)

@@ -48,16 +48,16 @@ class Applied(NamedTuple):
             return
         for part, metric, key, low_key, high_key in RANGED:
             every: list[Any] = [document, here, *near]
-            own, closed, *others = every if part is None else [one[part] for one in every]
-            if own is None or own[low_key] is None or own[high_key] is None:
+            estimates, closed, *others = every if part is None else [factors[part] for factors in every]
+            if estimates is None or estimates[low_key] is None or estimates[high_key] is None:
                 continue
-            seconds = own[key]
+            seconds = estimates[key]
             slopes = slopes_between(closed[key], [other[key] for other in others])
-            low, high = self.fit.range(metric, slopes, own[low_key] / seconds, own[high_key] / seconds)
-            own[low_key], own[high_key] = seconds * low, seconds * high
+            low, high = self.fit.range(metric, slopes, estimates[low_key] / seconds, estimates[high_key] / seconds)
+            estimates[low_key], estimates[high_key] = seconds * low, seconds * high
             if part is not None:
-                own[f"{metric}_judged_seconds"] = seconds * judged_factor(high, own["confidence"])
+                estimates[f"{metric}_judged_seconds"] = seconds * judged_factor(high, estimates["confidence"])
             if metric == "tpot":
-                own["tokens_per_second_low"] = own["tokens_per_second"] / high
-                own["tokens_per_second_high"] = own["tokens_per_second"] / low
+                estimates["tokens_per_second_low"] = estimates["tokens_per_second"] / high
+                estimates["tokens_per_second_high"] = estimates["tokens_per_second"] / low
         document["low_seconds"] = max(document["low_seconds"] or 0.0, document["roofline_decode_step_seconds"])

@@ -234,12 +234,12 @@ def _point(path: str, run: Part) -> Point:
 def _runs(path: str, record: Part) -> list[Part]:
     """The runs with the model's own attention, or else those with the first run's."""
     runs = record.get("runs")
-    found = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
-    if not found:
+    records = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+    if not records:
         raise _refused(path, "it has no runs")
-    own = _part(record, "model").get("attention")
-    own = own if any(run.get("attention") == own for run in found) else found[0].get("attention")
-    return [run for run in found if run.get("attention") == own]
+    attention = _part(record, "model").get("attention")
+    attention = attention if any(run.get("attention") == attention for run in records) else records[0].get("attention")
+    return [run for run in records if run.get("attention") == attention]
 
 
 def _number(path: str, mapping: Part, key: str, inner: str) -> float:

@@ -180,8 +180,8 @@ def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     `engine` must have constants and may end in a release: `vllm@0.12`. Without one, the newest release counts.
     Raises UsageError (exit 2) for something that is not a release.
     """
-    name, asked = split_engine(engine)
-    entry, older_than = step_of(name, _table()["engines"][name], asked.release if asked else None)
+    name, release = split_engine(engine)
+    entry, older_than = step_of(name, _table()["engines"][name], release.release if release else None)
     by_kind = entry.get("by_device_kind", {})
     values = {**entry["constants"], **by_kind.get(constants_kind(gpu), by_kind.get(device_kind(gpu), {}))}
     fitted = {name: entry["fitted"][name] for name in Regime._fields[:-4]}

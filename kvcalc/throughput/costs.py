@@ -295,8 +295,8 @@ def smaller(a: float, b: float) -> float:
 
 def together(read: float, multiply: float, power: float) -> float:
     """The time of reading and multiplying, which overlap."""
-    found: float = (read**power + multiply**power) ** (1 / power)
-    return found
+    seconds: float = (read**power + multiply**power) ** (1 / power)
+    return seconds
 
 
 def times_of(counts: Counts, gpu: Gpu) -> Times:
@@ -358,7 +358,7 @@ def matrix_flops(gpu: Gpu, kind: str) -> float:
     """
     wanted = {"fp8": ("fp8",), "nvfp4": ("fp4",), "mxfp4": ("fp4",), "fp32": ("tf32", "fp32")}.get(kind, ())
     for name in (*wanted, "bf16", "fp16", "fp32"):
-        found = gpu.flops_per_second.get(name)
-        if found:
-            return float(found)
+        flops = gpu.flops_per_second.get(name)
+        if flops:
+            return float(flops)
     raise ValueError(f"{gpu.name}: no FLOP/s known")

@@ -235,12 +235,12 @@ def _kv_heads(caches: tuple[Cache, ...]) -> int:
 
 def _work(spec: ModelSpec, ranks: int) -> list[Work]:
     """One row for each distinct limit on the number of tokens that a layer reads."""
-    found: dict[int | None, list[int]] = {}
+    work: dict[int | None, list[int]] = {}
     for group in spec.layers:
         for cache, (decode, prefill) in zip(group.caches, group.layer.flops(ranks)):
             # A state counts as one token.
             most = 1 if isinstance(cache, RecurrentState) else most_read(cache)
-            row = found.setdefault(most, [0, 0])
+            row = work.setdefault(most, [0, 0])
             row[0] += group.num_layers * decode
             row[1] += group.num_layers * prefill
-    return [Work(decode, prefill, most) for most, (decode, prefill) in found.items()]
+    return [Work(decode, prefill, most) for most, (decode, prefill) in work.items()]

@@ -123,8 +123,8 @@ class DraftingModel(SpeedModel):
         known = self._break_even.get(context_tokens, 0)
         if known != 0:
             return known
-        found = self._break_even[context_tokens] = self._find_break_even(context_tokens)
-        return found
+        batch = self._break_even[context_tokens] = self._find_break_even(context_tokens)
+        return batch
 
     def _find_break_even(self, context_tokens: float) -> int | None:
         paying, batch = 0, 1

@@ -98,18 +98,18 @@ def fit(observations: Sequence[Observation], least_noise: float = 1.0) -> Fit:
     """The factors that the observations determine. The noise is at least `least_noise` times that in `NOISE`."""
     problem = _Problem(observations, least_noise)
     start = [0.0] * len(_NAMES)
-    found = problem.solve(start, _ALL, least_noise)
-    noise = problem.noise(found)
-    active = problem.determined(found, noise)
-    found = problem.solve([value if i in active else 0.0 for i, value in enumerate(found)], active, noise)
+    factors = problem.solve(start, _ALL, least_noise)
+    noise = problem.noise(factors)
+    active = problem.determined(factors, noise)
+    factors = problem.solve([value if i in active else 0.0 for i, value in enumerate(factors)], active, noise)
     # The noise may have changed: the residuals of the reduced fit are larger.
-    noise = problem.noise(found)
-    found = problem.solve(found, active, noise)
-    information = problem.information(found, _ALL, noise)
-    before, after = problem.predicted(start), problem.predicted(found)
-    left_out = problem.left_out(found, active, noise)
+    noise = problem.noise(factors)
+    factors = problem.solve(factors, active, noise)
+    information = problem.information(factors, _ALL, noise)
+    before, after = problem.predicted(start), problem.predicted(factors)
+    left_out = problem.left_out(factors, active, noise)
     return Fit(
-        _factors(found),
+        _factors(factors),
         tuple(_NAMES[i] for i in active),
         _inverse(information),
         noise,

@@ -96,8 +96,8 @@ def joined_devices(gpu: Gpu) -> int:
 
     Machines of one device use it over their network, as NVIDIA's instructions for several DGX Spark do.
     """
-    found = gpu.machine_devices if gpu.interconnect is None else gpu.interconnect.devices
-    return found if found > 1 else _OF_MACHINE
+    devices = gpu.machine_devices if gpu.interconnect is None else gpu.interconnect.devices
+    return devices if devices > 1 else _OF_MACHINE
 
 
 def node_devices(gpu: Gpu) -> int:
@@ -229,9 +229,9 @@ def own_gpu(
             raise UsageError("a custom device needs --gpu-memory", "for example: --gpu-memory 80GB")
         flops = {} if flops_per_second is None else {"bf16": flops_per_second, "fp16": flops_per_second}
         rate = bandwidth_bytes_per_second or 0
-        own = Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, None, None, (), "options", None)
-        return own._replace(
-            network_bytes_per_second=network_bytes_per_second or own.network_bytes_per_second,
+        gpu = Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, None, None, (), "options", None)
+        return gpu._replace(
+            network_bytes_per_second=network_bytes_per_second or gpu.network_bytes_per_second,
             pcie_bytes_per_second=pcie_bytes_per_second,
         )
     given: dict[str, Any] = {

@@ -118,8 +118,8 @@ class HostedModel(SpeedModel):
         """The device's `step` for parts of prompts, with the host's share."""
         together, scores = _tokens_of(parts), self._scores(parts)
         if together < COPIED_FROM_TOKENS:
-            own = self._own(together, self._attention(together, 1))
-            return _with(step, (own[0], 0.0, own[2] + scores), self._moves(together))
+            seconds = self._own(together, self._attention(together, 1))
+            return _with(step, (seconds[0], 0.0, seconds[2] + scores), self._moves(together))
         return _with(step, (0.0, 0.0, scores), self._copies(together))
 
     def host_seconds(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:

@@ -36,10 +36,10 @@ def count_launches(spec: ModelSpec, weights: ModelWeights, is_quantized: Callabl
 
     `is_quantized(block, weight)` is whether the product with this weight also quantises its input.
     """
-    found = sum(group.num_layers * mixer.launches for group in spec.layers for mixer in group.layer.mixers)
+    launches = sum(group.num_layers * mixer.launches for group in spec.layers for mixer in group.layer.mixers)
     for block in weights.blocks:
-        found += len(block.numbers) * _of_layer(block, is_quantized)
-    return found
+        launches += len(block.numbers) * _of_layer(block, is_quantized)
+    return launches
 
 
 def dense_products(block: Block) -> int:
@@ -54,25 +54,25 @@ def _product(weight: Weight) -> tuple[str, int, bool]:
 
 def _of_layer(block: Block, is_quantized: Callable[[Block, Weight], bool]) -> int:
     """The kernels of one layer of a block besides its mixers' own."""
-    found = 0
+    launches = 0
     products = set()
     for weight in block.weights:
         if not weight.read:
             continue
         if weight.role in (NORM, ROUTER):
-            found += 1
+            launches += 1
         elif weight.role == LINEAR and weight.copies > 1:
             if is_output(weight.name):
-                found += _EXPERTS + (_QUANTIZED_EXPERTS if is_quantized(block, weight) else 0)
+                launches += _EXPERTS + (_QUANTIZED_EXPERTS if is_quantized(block, weight) else 0)
         elif weight.role == LINEAR:
             parent, _, leaf = weight.name.rpartition(".")
             product = _product(weight)
             if product in products:
                 continue
             products.add(product)
-            found += 1 + (_QUANTIZED if is_quantized(block, weight) else 0)
+            launches += 1 + (_QUANTIZED if is_quantized(block, weight) else 0)
             if leaf.startswith(_GATES):
-                found += 1
+                launches += 1
             if is_output(weight.name) and "shared" in parent:
-                found += _SHARED
-    return found
+                launches += _SHARED
+    return launches

@@ -48,12 +48,12 @@ class AllReduce(NamedTuple):
 
 def all_reduce(gpu: Gpu, size: int) -> AllReduce:
     """The route of an all-reduce over `size` devices, spread evenly over as few nodes as possible."""
-    found = nodes(gpu, size)
-    devices = ceil(size / found)
+    num_nodes = nodes(gpu, size)
+    devices = ceil(size / num_nodes)
     # A ring sends each byte twice, except one device's share.
-    link = 2 * (devices - 1) / devices / link_bytes_per_second(gpu, size if found == 1 else devices)
-    network = 2 * (found - 1) / found / devices / network_bytes_per_second(gpu)
-    return AllReduce(devices, 2 * (found - 1).bit_length(), link, network)
+    link = 2 * (devices - 1) / devices / link_bytes_per_second(gpu, size if num_nodes == 1 else devices)
+    network = 2 * (num_nodes - 1) / num_nodes / devices / network_bytes_per_second(gpu)
+    return AllReduce(devices, 2 * (num_nodes - 1).bit_length(), link, network)
 
 
 def stage_network(gpu: Gpu, layout: Layout) -> float:

@@ -239,11 +239,11 @@ class SpeedModel:
     def _prompt_work(self, parts: Sequence[Part]) -> PromptWork:
         sequences = tokens = scores = of_all = 0.0
         for start, end, share, number in parts:
-            own = share * number
+            share_of_all = share * number
             of_all += number * (end - start)
-            if own:
-                sequences, tokens = sequences + own, tokens + own * (end - start)
-                scores += own * self._prompt_scores(end, start)
+            if share_of_all:
+                sequences, tokens = sequences + share_of_all, tokens + share_of_all * (end - start)
+                scores += share_of_all * self._prompt_scores(end, start)
         return PromptWork(sequences, tokens, scores, of_all)
 
     def _matrices(self, prompts: PromptWork, tokens: float, expert_tokens: float) -> Step:

@@ -128,12 +128,12 @@ def known_range(low: float, high: float) -> tuple[float | None, float | None]:
 def hide_wide_ranges(throughput: documents.Throughput) -> None:
     """Set the ranges of a `throughput` document that are not known (`known_range`) to null."""
     for part, metric, _, low_key, high_key in RANGED:
-        own: Any = throughput if part is None else throughput.get(part)
-        if own is None or own.get(low_key) is None:
+        values: Any = throughput if part is None else throughput.get(part)
+        if values is None or values.get(low_key) is None:
             continue
-        own[low_key], own[high_key] = known_range(own[low_key], own[high_key])
-        if metric == "tpot" and own[low_key] is None:
-            own["tokens_per_second_low"] = own["tokens_per_second_high"] = None
+        values[low_key], values[high_key] = known_range(values[low_key], values[high_key])
+        if metric == "tpot" and values[low_key] is None:
+            values["tokens_per_second_low"] = values["tokens_per_second_high"] = None
     energy = throughput.get("energy")
     if energy is not None and throughput.get("low_seconds", 0.0) is None:
         energy["low_joules_per_token"] = energy["high_joules_per_token"] = None

@@ -35,10 +35,10 @@ def step_of(engine: str, entry: Mapping[str, Any], release: Release | None) -> S
     if not steps and "since" not in entry:
         return Step(entry, None)
     place = step_at([first_release(engine, step.get("since")) for step in (entry, *steps)], release)
-    found: dict[str, Any] = {name: part for name, part in entry.items() if name not in _OF_A_STEP}
+    fields: dict[str, Any] = {name: part for name, part in entry.items() if name not in _OF_A_STEP}
     for step in steps[: place or 0]:
-        found = {**found, **{name: _changed(found.get(name), step[name]) for name in step if name not in _OF_A_STEP}}
-    return Step(found, entry["since"] if place is None else None)
+        fields = {**fields, **{name: _changed(fields.get(name), step[name]) for name in step if name not in _OF_A_STEP}}
+    return Step(fields, entry["since"] if place is None else None)
 
 
 def _changed(part: Any, change: Any) -> Any:

@@ -88,7 +88,7 @@ def _part(word: str, option: str, parse_one: ParseOne) -> Sequence[int]:
 
 def parse_engines(names: Sequence[str]) -> tuple[str, ...]:
     """The engines with these names, in lower case, without duplicates. `all` means every engine."""
-    found: list[str] = []
+    engines: list[str] = []
     for name in names:
-        found += ENGINES if name.casefold() == ALL else [name.casefold()]
-    return tuple(dict.fromkeys(found))
+        engines += ENGINES if name.casefold() == ALL else [name.casefold()]
+    return tuple(dict.fromkeys(engines))

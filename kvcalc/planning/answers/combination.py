@@ -151,19 +151,19 @@ def combine(
     context, so each one has a combination of its own.
     """
     try:
-        found = _combine(question, largest_batch, notes)
+        combination = _combine(question, largest_batch, notes)
     except SettingError:
         raise
     except KvcalcError as error:
-        found = Combination(question, refusal=error)
+        combination = Combination(question, refusal=error)
     if not varies_by_context:
-        return found
+        return combination
 
     @lru_cache(maxsize=1)
     def at(tokens: int) -> Combination:
         return combine(question._replace(context_tokens=tokens), largest_batch, [])
 
-    return found._replace(at_context=at)
+    return combination._replace(at_context=at)
 
 
 def _combine(question: Question, largest_batch: int, notes: list[Note]) -> Combination:
@@ -171,20 +171,20 @@ def _combine(question: Question, largest_batch: int, notes: list[Note]) -> Combi
     # An engine that refuses the shortest context refuses every context.
     cache_figures(case)
     named = question._replace(engine=case.question.engine, kv_dtype=case.workload.kv_dtype.name)
-    found = Combination(named, case, _curves(case))
+    combination = Combination(named, case, _curves(case))
     notes += [note for note in case.notes if note.code not in (BEYOND_MODEL, ENCODER_AS_CONTEXT)]
     if case.encoder_follows_context:
         text = "the encoder's input is assumed to be as long as each context; --encoder-tokens sets its length"
         notes.append(Note("workload", ENCODER_AS_CONTEXT, text))
     memory = question.kv_memory_bytes
     if question.devices is None:
-        return found if memory is None else _with_memory(found, case, lambda tokens, batch: memory)
+        return combination if memory is None else _with_memory(combination, case, lambda tokens, batch: memory)
     from kvcalc.server.budget import budget
 
     divided = budget(case)
     if isinstance(divided, str):
         notes.append(Note("fit", "unknown", divided))
-        return found
+        return combination
     memory_at: Callable[[int, int], int] = divided.pool_at
     if divided.devices:
 
@@ -194,11 +194,11 @@ def _combine(question: Question, largest_batch: int, notes: list[Note]) -> Combi
             return case.cache_bytes(tokens, batch) + min(margins)
 
     host_fits = None if divided.host is None else divided.host.fits
-    return _with_memory(found, case, memory_at, host_fits)._replace(speed=_speed_of(case, largest_batch, notes))
+    return _with_memory(combination, case, memory_at, host_fits)._replace(speed=_speed_of(case, largest_batch, notes))
 
 
 def _with_memory(
-    found: Combination, case: Case, memory: Callable[[int, int], int],
+    combination: Combination, case: Case, memory: Callable[[int, int], int],
     also_fits: Callable[[int, int], bool] | None = None,
 ) -> Combination:  # fmt: skip
     """The combination with this memory. At every point, an engine needs what it asks for before it starts, and runs at
@@ -212,7 +212,7 @@ def _with_memory(
         checks.append(lambda tokens, batch: starts(case, memory(tokens, batch)))
     if case.allocation.max_running_requests(share, dtype, None) is not None:
         checks.append(lambda tokens, batch: batch <= (max_running_requests(case, memory(tokens, batch), tokens) or 0))
-    return found._replace(
+    return combination._replace(
         memory=memory, also_fits=(lambda *point: all(check(*point) for check in checks)) if checks else None
     )
 
@@ -224,39 +224,41 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
     from kvcalc.throughput.constants import batch_region
     from kvcalc.throughput.speed import gap_note, known_range, range_factors
 
-    found = speed_of(case, notes)
-    if isinstance(found, str):
-        notes.append(Note("throughput", "unknown", found))
+    speed = speed_of(case, notes)
+    if isinstance(speed, str):
+        notes.append(Note("throughput", "unknown", speed))
         return None
-    first, regime = found.model, found.regime
-    if gaps := gaps_of(case, found, largest_batch):
+    first, regime = speed.model, speed.regime
+    if gaps := gaps_of(case, speed, largest_batch):
         notes.append(gap_note(gaps))
     # Of the fitted quantities, only the batch differs between points.
     factors: dict[tuple[str, bool], tuple[float, float]] = {}
-    asked = case.question
-    hit_rate = 0.0 if asked.speed is None else asked.speed.prefix_hit_rate
+    question = case.question
+    hit_rate = 0.0 if question.speed is None else question.speed.prefix_hit_rate
 
     def range_at(batch: int) -> tuple[float, float]:
         key = batch_region(batch), batch > regime.largest_batch
         if key not in factors:
-            gaps = gaps_of(case, found, batch)
-            factors[key] = range_factors(first, regime.ranges, found.weight_dtype, batch, gaps)
+            gaps = gaps_of(case, speed, batch)
+            factors[key] = range_factors(first, regime.ranges, speed.weight_dtype, batch, gaps)
         return factors[key]
 
     def at(tokens: int, batch: int) -> Row:
-        speed_here = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
+        speed_here = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else speed
         model = first if isinstance(speed_here, str) else speed_here.model
         step = model.decode(batch, tokens).seconds
         low, high = range_at(batch)
-        if found.calibration is not None:
-            low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
+        if speed.calibration is not None:
+            low, high = speed.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
         shortest = max(model.roofline(batch, tokens), step * low)
         rate = batch * model.tokens_per_step / step
         cached = hit_rate * tokens
-        if asked.reuse is not None:
+        if question.reuse is not None:
             from kvcalc.server.reuse import cached_tokens
 
-            cached = cached_tokens(asked.reuse, hit_rate, tokens, case.allocation, case.share, case.workload.kv_dtype)
+            cached = cached_tokens(
+                question.reuse, hit_rate, tokens, case.allocation, case.share, case.workload.kv_dtype
+            )
         return step, *known_range(shortest, step * high), rate, model.prefill(tokens, batch, cached).seconds
 
     return at

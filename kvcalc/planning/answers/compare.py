@@ -118,19 +118,19 @@ def compare(
             context_tokens = common_context((row.of(question, settings) for row in known), context_tokens)
         question = question._replace(context_tokens=context_tokens)
     answers = [_answer(row, question, settings) for row in rows]
-    answered = [found.document for found in answers if isinstance(found, Answer)]
+    answered = [answer_of_row.document for answer_of_row in answers if isinstance(answer_of_row, Answer)]
     if not answered:
-        raise next(found for found in answers if isinstance(found, KvcalcError))
+        raise next(answer_of_row for answer_of_row in answers if isinstance(answer_of_row, KvcalcError))
     workload = answered[0]["workload"]
     engines_used: Iterator[documents.CompareEnginesItem] = (
-        {"name": one["engine"]["name"], "version": one["engine"]["version"]} for one in answered
+        {"name": document["engine"]["name"], "version": document["engine"]["version"]} for document in answered
     )
     return {
         "schema_version": SCHEMA_VERSION,
         "workload": {"context_tokens": workload["context_tokens"], "batch_size": workload["batch_size"]},
-        "hardware": _distinct(one["hardware"] for one in answered if one["hardware"] is not None),
+        "hardware": _distinct(document["hardware"] for document in answered if document["hardware"] is not None),
         "engines": _distinct(engines_used),
-        "models": [_describe(row, found) for row, found in zip(rows, answers)],
+        "models": [_describe(row, answer_of_row) for row, answer_of_row in zip(rows, answers)],
         "warnings": describe_notes(_notes(rows, answers)),
     }
 
@@ -181,7 +181,7 @@ def _answer(row: Row, question: Question, settings: Mapping[str, Any]) -> Answer
         return error
 
 
-def _describe(row: Row, found: Answer | KvcalcError) -> documents.CompareRow:
+def _describe(row: Row, answered: Answer | KvcalcError) -> documents.CompareRow:
     described: dict[str, Any] = {
         "model": row.name,
         "engine": row.engine,
@@ -189,23 +189,23 @@ def _describe(row: Row, found: Answer | KvcalcError) -> documents.CompareRow:
         "num_devices": None if row.devices is None else row.devices.num_devices,
         "tensor_parallel_size": None,
         "data_parallel_size": None,
-        **{own: None for _, _, own in _FIGURES},
+        **{column: None for _, _, column in _FIGURES},
         "joules_per_token": None,
         "reason": None,
         "exit_code": 0,
     }
-    if isinstance(found, KvcalcError):
-        described.update(attention=row.attention, reason=found.message, exit_code=found.exit_code)
+    if isinstance(answered, KvcalcError):
+        described.update(attention=row.attention, reason=answered.message, exit_code=answered.exit_code)
         return cast("documents.CompareRow", described)
-    document: Any = found.document
+    document: Any = answered.document
     if row.attention is None and row.devices is not None and document["fit"] is None:
         described.update(
-            reason=next(note.text for note in found.notes if note.part == "fit"), exit_code=ModelError.exit_code
+            reason=next(note.text for note in answered.notes if note.part == "fit"), exit_code=ModelError.exit_code
         )
     if document["hardware"] is not None:
         described["num_devices"] = document["hardware"]["num_devices"]
     described.update({key: document["engine"][key] for key in ("tensor_parallel_size", "data_parallel_size")})
-    described.update({own: document[part][key] for part, key, own in _FIGURES if document[part] is not None})
+    described.update({column: document[part][key] for part, key, column in _FIGURES if document[part] is not None})
     energy = document["throughput"] and document["throughput"]["energy"]
     if energy:
         described["joules_per_token"] = energy["joules_per_token"]
@@ -214,18 +214,18 @@ def _describe(row: Row, found: Answer | KvcalcError) -> documents.CompareRow:
 
 def _notes(rows: Sequence[Row], answers: Sequence[Answer | KvcalcError]) -> list[Note]:
     """The refusals and the notes of the estimates, each remark once, without the notes that repeat a column."""
-    found, too_large = [], []
-    for row, one in zip(rows, answers):
-        notes = (Note("models", "refused", one.message),) if isinstance(one, KvcalcError) else one.notes
+    row_notes, too_large = [], []
+    for row, answered in zip(rows, answers):
+        notes = (Note("models", "refused", answered.message),) if isinstance(answered, KvcalcError) else answered.notes
         gpu = None if row.devices is None else row.devices.gpu
         about_row = [RowNote(_words(row), note, gpu) for note in notes if note.code not in _OF_LINES]
-        found += [about for about in about_row if about.note.code != _TOO_LARGE]
+        row_notes += [about for about in about_row if about.note.code != _TOO_LARGE]
         too_large += [about for about in about_row if about.note.code == _TOO_LARGE]
     if len(too_large) > 1:
         # The texts differ only in their figures, so one line covers all of them.
         text = "the batch does not fit: kvcalc fit says why"
         too_large = [about._replace(note=about.note._replace(text=text)) for about in too_large]
-    return group_notes([*found, *too_large], list(map(_words, rows)))
+    return group_notes([*row_notes, *too_large], list(map(_words, rows)))
 
 
 def _words(row: Row) -> tuple[str, ...]:
@@ -236,11 +236,11 @@ def _words(row: Row) -> tuple[str, ...]:
 
 
 def _distinct(values: Iterator[_Described]) -> list[_Described]:
-    found: list[_Described] = []
+    distinct: list[_Described] = []
     for value in values:
-        if value not in found:
-            found.append(value)
-    return found
+        if value not in distinct:
+            distinct.append(value)
+    return distinct
 
 
 # The keys that each row takes from its engine's estimate: from `engine` and from `kv_cache`.
@@ -291,11 +291,11 @@ def _row(name: str, question: Question) -> tuple[documents.EngineRow, list[docum
     row: Any = {"model": question.model.name, "engine": name, **dict.fromkeys((*_FROM_ENGINE, *_FROM_CACHE))}
     row.update(fits=None, reason=None)
     try:
-        found: Any = answer(question).document
+        document: Any = answer(question).document
     except (ModelError, UsageError) as error:
         row["reason"] = error.message
         return row, []
-    row.update({key: found["engine"].get(key) for key in _FROM_ENGINE})
-    row.update({key: found["kv_cache"][key] for key in _FROM_CACHE})
-    row["fits"] = found["fit"]["fits"] if found["fit"] else None
-    return row, [warning for warning in found["warnings"] if warning["code"] == RELEASE]
+    row.update({key: document["engine"].get(key) for key in _FROM_ENGINE})
+    row.update({key: document["kv_cache"][key] for key in _FROM_CACHE})
+    row["fits"] = document["fit"]["fits"] if document["fit"] else None
+    return row, [warning for warning in document["warnings"] if warning["code"] == RELEASE]

@@ -41,11 +41,11 @@ class Answer(NamedTuple):
 
 def fit_of(document: documents.Estimate) -> documents.Fit:
     """The `fit` part of the document. ModelError (exit 3) if it is not known."""
-    found = document["fit"]
-    if found is None:
+    fit = document["fit"]
+    if fit is None:
         reason = next((note["text"] for note in document["warnings"] if note["part"] == "fit"), "not known")
         raise ModelError(reason, "kvcalc estimate --kv-memory SIZE checks the cache alone")
-    return found
+    return fit
 
 
 def answer(question: Question) -> Answer:
@@ -82,12 +82,12 @@ def answer_case(case: Case) -> Answer:
         from kvcalc.server.fit import describe_fit
 
         hardware = describe_hardware(case)
-        found = budget(case)
-        if isinstance(found, str):
-            notes.append(Note("fit", "unknown", found))
+        room = budget(case)
+        if isinstance(room, str):
+            notes.append(Note("fit", "unknown", room))
         else:
-            fit = describe_fit(found, notes)
-            division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
+            fit = describe_fit(room, notes)
+            division, kv_memory_bytes = room.reserve.settings, max(room.offered_bytes, 0)
             # What does not fit does not run, so it has no speed.
             served = case if fit["fits"] else None
             throughput = None if served is None else describe_throughput(served, notes)
@@ -249,14 +249,14 @@ def _variants_of(model: ModelSpec, what_if: WhatIf, drafts: bool) -> list[_Varia
 
 
 def _variant(kind: str, spec: ModelSpec, model: ModelSpec, drafts: bool) -> _Variant:
-    shape, own = spec.attention, kind == model.attention.kind and spec.layers == model.layers
+    shape, is_own = spec.attention, kind == model.attention.kind and spec.layers == model.layers
     if drafts:
         from kvcalc.model.drafting import with_drafter
 
         spec = with_drafter(spec, None)
     row = _refused(kind, None)
     row.update({
-        "own": own,
+        "own": is_own,
         "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
         "kv_lora_rank": shape.kv_lora_rank or None,
         "qk_rope_head_dim": shape.qk_rope_head_dim or None,

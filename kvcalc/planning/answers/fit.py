@@ -121,18 +121,18 @@ def _smallest(case: Case) -> documents.SmallestLayout | None:
 
     An engine that splits only layers gets more stages instead.
     """
-    asked, heads = case.question, case.model.attention.num_heads or 1
+    question, heads = case.question, case.model.attention.num_heads or 1
     if not case.engine.splits_heads:
         return _fewest_stages(case) if case.engine.splits_layers and case.engine.placement is None else None
-    first = (asked.tensor_parallel_size or 1) + 1
+    first = (question.tensor_parallel_size or 1) + 1
     for size in range(first, min(heads, _MOST_RANKS) + 1):
         if heads % size == 0:
             devices = case.devices._replace(num_devices=size)
-            within, stages = over_machines(asked, devices) if asked.pipeline_parallel_size == 1 else (None, 1)
-            split = asked.with_layout(LayoutAsked(within or size, asked.pipeline_parallel_size * stages))
-            found = _layout_that_fits(case, split)
-            if found is not None:
-                return found
+            within, stages = over_machines(question, devices) if question.pipeline_parallel_size == 1 else (None, 1)
+            split = question.with_layout(LayoutAsked(within or size, question.pipeline_parallel_size * stages))
+            smallest = _layout_that_fits(case, split)
+            if smallest is not None:
+                return smallest
     return None
 
 
@@ -155,15 +155,15 @@ def _fewest_stages(case: Case) -> documents.SmallestLayout | None:
     return None
 
 
-def _layout_that_fits(case: Case, asked: Question) -> documents.SmallestLayout | None:
+def _layout_that_fits(case: Case, question: Question) -> documents.SmallestLayout | None:
     """The sizes of the layout that is asked for, on as many devices as it needs. None if it does not fit."""
-    layout = sizes_of(asked)
+    layout = sizes_of(question)
     devices = case.devices._replace(num_devices=layout.num_devices)
     try:
-        found = answer(asked._replace(devices=devices)).document["fit"]
+        fit = answer(question._replace(devices=devices)).document["fit"]
     except UsageError:
         return None  # this model or this engine cannot be split this way
-    return _describe(layout) if found and found["fits"] else None
+    return _describe(layout) if fit and fit["fits"] else None
 
 
 def _describe(layout: Layout) -> documents.SmallestLayout:

@@ -29,15 +29,15 @@ class RowNote(NamedTuple):
     gpu: Gpu | None = None
 
 
-def group_notes(found: Sequence[RowNote], rows: Sequence[Row]) -> list[Note]:
+def group_notes(row_notes: Sequence[RowNote], rows: Sequence[Row]) -> list[Note]:
     """Each remark once, with the rows it applies to, named by the fewest words that identify them among `rows`.
 
     A remark about all rows names none. Remarks that differ only in the device they name are treated as one remark. Its
     note names all these devices, and names the rows by their other words.
     """
-    devices = {gpu.name for _, _, gpu in found if gpu is not None}
+    devices = {gpu.name for _, _, gpu in row_notes if gpu is not None}
     by_template: dict[tuple[Note, Row], dict[str, None]] = {}
-    for row, note, gpu in found:
+    for row, note, gpu in row_notes:
         name = _name_in(note.text, gpu)
         if name:
             note, row = note._replace(text=note.text.replace(name, _DEVICE)), _without(row, devices)

@@ -41,16 +41,16 @@ def _fitting_requests(case: Case) -> int:
 
     The result is 1 if not even one request fits, so that the answer shows how much memory one request takes.
     """
-    found = budget(case)
+    room = budget(case)
     tokens = case.workload.context_tokens
     if case.engine_class.allocates_slots:  # each for the longest request
         tokens = server_context(case.question, tokens)
-    limit = None if isinstance(found, str) else found.running_limit(tokens)
-    speed, asked = speed_of(case, []), case.question.speed
+    limit = None if isinstance(room, str) else room.running_limit(tokens)
+    speed, speed_asked = speed_of(case, []), case.question.speed
     if isinstance(speed, Speed):
-        wanted = wanted_requests(case, most_at_once(case, found))
+        wanted = wanted_requests(case, most_at_once(case, room))
     else:
-        wanted = (asked and asked.concurrency) or 1
+        wanted = (speed_asked and speed_asked.concurrency) or 1
     return max(1, wanted if limit is None else min(wanted, limit))
 
 
@@ -60,12 +60,12 @@ def larger_share_notes(case: Case) -> list[Note]:
     SGLang and vLLM choose their share of the memory before they know the weights. If it leaves no room for the cache,
     they refuse to start, and the user raises the share with a flag. Empty if a share was given.
     """
-    asked, (option, share) = case.question, case.engine_class.largest_share or ("", "")
-    settings, serves = asked.engine_settings or {}, asked.serves_requests
-    if not serves or not option or option in settings or asked.kv_memory_bytes is not None:
+    question, (option, share) = case.question, case.engine_class.largest_share or ("", "")
+    settings, serves = question.engine_settings or {}, question.serves_requests
+    if not serves or not option or option in settings or question.kv_memory_bytes is not None:
         return []
     try:
-        larger = make_case(asked._replace(engine_settings={**settings, option: share}))
+        larger = make_case(question._replace(engine_settings={**settings, option: share}))
     except KvcalcError:
         return []
     room = budget(larger.at(case.workload.context_tokens, case.workload.batch_size))
@@ -103,15 +103,15 @@ def _with_auto_context(case: Case) -> tuple[Case, Note]:
             text += "; -ngl auto also moves layers into host memory, as the server does"
     else:
         text += "the longest context that fits" + (f" and {how.margin_reason}" if how.margin_reason else "")
-    found = case.at(tokens, batch)
-    asked = found.question._replace(context_tokens=tokens, fits_context=False)
-    return found._replace(question=asked), Note("workload", "auto-context", text)
+    longest_case = case.at(tokens, batch)
+    question = longest_case.question._replace(context_tokens=tokens, fits_context=False)
+    return longest_case._replace(question=question), Note("workload", "auto-context", text)
 
 
 def _longest(case: Case, margin: int) -> int:
     """The longest context that fits with `margin` bytes left on every device, at most the case's own."""
-    found = budget(case)
-    if isinstance(found, str):
-        raise ModelError(f"{case.spec.name}: --context auto: it is not known what fits: {found}", "give --context N")
-    longest = found.longest_context(margin)
+    room = budget(case)
+    if isinstance(room, str):
+        raise ModelError(f"{case.spec.name}: --context auto: it is not known what fits: {room}", "give --context N")
+    longest = room.longest_context(margin)
     return case.workload.context_tokens if longest is None else min(case.workload.context_tokens, longest)

@@ -96,10 +96,10 @@ def show_model(name: str) -> documents.ModelsShow:
     if preset is None:
         from kvcalc.model.pasted import find_pasted, unknown_model
 
-        found = find_pasted(name)
-        if found is None:
+        pasted = find_pasted(name)
+        if pasted is None:
             raise unknown_model(name)
-        preset = found.preset._replace(name=found.name, config=found.config, note=found.remark)
+        preset = pasted.preset._replace(name=pasted.name, config=pasted.config, note=pasted.remark)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": preset.name,
@@ -145,10 +145,10 @@ def check_models(paths: Sequence[str]) -> documents.ModelsCheck:
 
 
 def _check_names(preset: Preset, others: Sequence[Preset]) -> None:
-    own = set(names_of(preset))
+    names = set(names_of(preset))
     for other in others:
         for name in names_of(other):
-            if name in own:
+            if name in names:
                 where = other.path if other.is_users else f"the shipped preset {other.name}"
                 raise UsageError(f"{preset.path}: {name!r} is also a name of {where}", "rename it, or remove the alias")
 

@@ -50,19 +50,19 @@ def models_that_fit(
     candidates, said = _candidates(presets, question, memory)
     rows: list[documents.ModelsFitModelsItem] = []
     first: documents.Estimate | None = None
-    asked = 0
-    for one in candidates:
+    num_answers = 0
+    for candidate in candidates:
         if len(rows) == most:
             break
-        asked += 1
+        num_answers += 1
         try:
-            found = _best(one, question, memory, max_weights_bytes)
+            best = _best(candidate, question, memory, max_weights_bytes)
         except KvcalcError as error:
-            said.append(_refused(one.preset.name, error))
+            said.append(_refused(candidate.preset.name, error))
             continue
-        if found is not None:
-            first = first or found.document
-            rows.append(_row(one, found))
+        if best is not None:
+            first = first or best.document
+            rows.append(_row(candidate, best))
     engines = {row["engine"] for row in rows}
     engine = None if first is None or len(engines) > 1 else first["engine"]
     return {
@@ -72,14 +72,14 @@ def models_that_fit(
         "context_tokens": question.context_tokens,
         "batch_size": question.batch_size,
         "models": rows,
-        "left_out": len(candidates) - asked,
+        "left_out": len(candidates) - num_answers,
         "warnings": describe_notes([*notes, *said]),
     }
 
 
 def _candidates(presets: Sequence[Preset], question: Question, memory: int) -> tuple[list[_Candidate], list[Note]]:
     """The models that may fit, the largest first, and notes about the models that are not asked."""
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     notes: list[Note] = []
     short, unknown = [], []
     for preset in presets:
@@ -94,69 +94,69 @@ def _candidates(presets: Sequence[Preset], question: Question, memory: int) -> t
         elif weights is None:
             unknown.append(preset.name)
         else:
-            found.append(_Candidate(preset, spec, count_parameters(weights).total))
+            candidates.append(_Candidate(preset, spec, count_parameters(weights).total))
     for names, why in ((short, "take fewer tokens than the context"), (unknown, "have weights that are not counted")):
         if names:
             more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
             text = f"not asked, because they {why}: {', '.join(names[:_MOST_NAMED])}{more}"
             notes.append(Note("models", "not-asked", text))
-    found.sort(key=lambda one: (-one.parameters, one.preset.name))
-    return [one for one in found if any(_types(one, question, memory))], notes
+    candidates.sort(key=lambda candidate: (-candidate.parameters, candidate.preset.name))
+    return [candidate for candidate in candidates if any(_types(candidate, question, memory))], notes
 
 
 def _refused(name: str, error: KvcalcError) -> Note:
     return Note("models", "refused", f"{name}: {error.message.removeprefix(f'{name}: ')}")
 
 
-def _types(one: _Candidate, question: Question, memory: int) -> Iterator[tuple[str | None, int]]:
+def _types(candidate: _Candidate, question: Question, memory: int) -> Iterator[tuple[str | None, int]]:
     """The types to ask, best first, and the least bytes of the weights in each. Those larger than memory are left out.
 
     A published checkpoint that is quantised in a way of its own takes at least half a byte for most weights.
     """
     types: list[tuple[str | None, float]] = [(question.dtype, 0)]
     if question.dtype is None:
-        engine = with_engine(question._replace(model=one.spec)).engine
-        types = [(None, 3.0 if one.spec.quantization else 15.0), *engine_class(engine).smaller_types]
+        engine = with_engine(question._replace(model=candidate.spec)).engine
+        types = [(None, 3.0 if candidate.spec.quantization else 15.0), *engine_class(engine).smaller_types]
     for name, bits in types:
-        least = int(one.parameters * bits / 8)
+        least = int(candidate.parameters * bits / 8)
         if least < memory:
             yield name, least
 
 
-def _best(one: _Candidate, question: Question, memory: int, max_weights_bytes: int | None) -> Answer | None:
+def _best(candidate: _Candidate, question: Question, memory: int, max_weights_bytes: int | None) -> Answer | None:
     """The answer with the best type of weights that fits, or None.
 
     Without a context, a usual one must fit, and the answer has the longest one that does.
     """
     smallest: int | None = None
-    usual = resolve_context(one.spec, question.context_tokens)[0]
-    for dtype, least in _types(one, question, memory):
+    usual = resolve_context(candidate.spec, question.context_tokens)[0]
+    for dtype, least in _types(candidate, question, memory):
         if smallest is not None and least >= smallest:
             continue
-        of_type = question._replace(model=one.spec, dtype=dtype)
-        found = answer(of_type._replace(context_tokens=usual))
-        held = found.document["weights"]["bytes"]
+        of_type = question._replace(model=candidate.spec, dtype=dtype)
+        answered = answer(of_type._replace(context_tokens=usual))
+        held = answered.document["weights"]["bytes"]
         if held is None or (smallest is not None and held >= smallest):
             continue
         smallest = held
-        if found.fit["fits"] and (max_weights_bytes is None or held <= max_weights_bytes):
+        if answered.fit["fits"] and (max_weights_bytes is None or held <= max_weights_bytes):
             tokens = served_context(of_type) if question.context_tokens is None else usual
-            return answer(of_type._replace(context_tokens=tokens)) if tokens > usual else found
+            return answer(of_type._replace(context_tokens=tokens)) if tokens > usual else answered
     return None
 
 
-def _row(one: _Candidate, found: Answer) -> documents.ModelsFitModelsItem:
-    fit, weights, speed = found.fit, found.document["weights"], found.document["throughput"]
+def _row(candidate: _Candidate, answered: Answer) -> documents.ModelsFitModelsItem:
+    fit, weights, speed = answered.fit, answered.document["weights"], answered.document["throughput"]
     return {
-        "name": one.preset.name,
-        "family": one.preset.family,
-        "engine": found.document["engine"]["name"],
-        "parameters": one.parameters,
+        "name": candidate.preset.name,
+        "family": candidate.preset.family,
+        "engine": answered.document["engine"]["name"],
+        "parameters": candidate.parameters,
         "active_parameters_per_token": weights["active_parameters_per_token"],
         "dtype": weights["dtype"],
         "weights_bytes": weights["bytes"],
         "free_bytes": fit["free_bytes"],
-        "context_tokens": found.document["workload"]["context_tokens"],
+        "context_tokens": answered.document["workload"]["context_tokens"],
         "max_context_tokens": fit["max_context_tokens"],
         "max_batch_size": fit["max_batch_size"],
         "decode_tokens_per_second": None if speed is None else speed["decode_tokens_per_second"],

@@ -15,18 +15,18 @@ from kvcalc.throughput.serving import serve
 
 def short_form_of(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     """The times of a case's load by `kvcalc.throughput.serving.serve`. None if it serves no requests."""
-    asked = case.question.speed_asked
-    prompt, answer = asked.prompt_tokens, asked.answer_tokens
+    speed = case.question.speed_asked
+    prompt, answer = speed.prompt_tokens, speed.answer_tokens
     if prompt is None or answer is None:
         return None
     accept_prompts(case, prompt, notes)
     most = most_at_once(case, budget(case))
     places = places_of(case, wanted_requests(case, most))
-    clients = asked.concurrency or int(places)
-    hit_share = max(asked.prefix_hit_rate, 0.0 if case.engine.prefixes_off else asked.repeated_share)
+    clients = speed.concurrency or int(places)
+    hit_share = max(speed.prefix_hit_rate, 0.0 if case.engine.prefixes_off else speed.repeated_share)
     short = serve(
         model, prompt, answer, clients, places, hit_share * prompt, step_rules(case, most),
-        is_benchmark=asked.benchmark,
+        is_benchmark=speed.benchmark,
     )  # fmt: skip
     return Served(
         known_lengths(prompt), known_lengths(answer), clients, min(places, clients), short.tpot_seconds,
@@ -49,8 +49,8 @@ def places_of(case: Case, wanted: int) -> int:
     engine that reserves the full length runs no more. The others hold requests of all ages, with half of their answer
     on average.
     """
-    fitting, asked = case.workload.batch_size, case.question.speed_asked
-    prompt, answer, schedule, room = asked.prompt_tokens, asked.answer_tokens, case.engine.schedule(), budget(case)
+    fitting, speed = case.workload.batch_size, case.question.speed_asked
+    prompt, answer, schedule, room = speed.prompt_tokens, speed.answer_tokens, case.engine.schedule(), budget(case)
     if prompt is None or answer is None:
         return fitting
     if fitting >= wanted or schedule is None or schedule.reserves_answer or not isinstance(room, Budget):

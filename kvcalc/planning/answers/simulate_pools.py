@@ -167,26 +167,24 @@ def _prompt_of(request: Request) -> Request:
 
 def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int, int]) -> _Pool:
     try:
-        found = _scheduled(in_role(question, needs, PREFILL), needs, longest, [], lowers_limit=True)
+        pool = _scheduled(in_role(question, needs, PREFILL), needs, longest, [], lowers_limit=True)
     except LayoutError as error:
         raise LayoutError(f"prefill instances: {error.message}", error.hint) from None
-    rules = found.scheduler.rules
+    rules = pool.scheduler.rules
     lag = None if rules.lag is None else rules.lag._replace(steps=0.0)
-    return found._replace(
-        scheduler=found.scheduler._replace(rules=rules._replace(lag=lag, sends=True), finds_own=False)
-    )
+    return pool._replace(scheduler=pool.scheduler._replace(rules=rules._replace(lag=lag, sends=True), finds_own=False))
 
 
 def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
-    found = _scheduled(in_role(question, needs, DECODE), needs, longest, notes, lowers_limit=False)
-    constants, scheduler = found.speed.model.constants, found.scheduler
+    pool = _scheduled(in_role(question, needs, DECODE), needs, longest, notes, lowers_limit=False)
+    constants, scheduler = pool.speed.model.constants, pool.scheduler
     lag = Lag(handover_seconds(needs, constants), constants.ttft_steps)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     schedule = scheduler.rules.schedule
     if schedule.new_tokens is not None:
         schedule = schedule._replace(name="running first", mixes=True, new_tokens=None)
     rules = scheduler.rules._replace(schedule=schedule, lag=lag, keeps=needs.preempted_keep)
-    return found._replace(scheduler=scheduler._replace(rules=rules))
+    return pool._replace(scheduler=scheduler._replace(rules=rules))
 
 
 def _scheduled(
@@ -227,10 +225,13 @@ def _describe_prefill(
         **case.layout.describe(),
         "link": prefills.transfer if isinstance(prefills.transfer, str) else None,
         "bandwidth_bytes_per_second": rate,
-        "sent_bytes": sum(one.num_bytes for one in sent),
+        "sent_bytes": sum(sending.num_bytes for sending in sent),
         "busy_share": sum(rank.timeline.busy_seconds for rank in ranks) / (seconds * len(ranks)),
-        "mean_queue_seconds": sum((one.request.started or 0.0) - one.request.arrival for one in counted) / number,
-        "mean_prefill_seconds": sum((one.request.finish or 0.0) - (one.request.started or 0.0) for one in counted)
+        "mean_queue_seconds": sum((sending.request.started or 0.0) - sending.request.arrival for sending in counted)
         / number,
-        "mean_transfer_seconds": sum(one.end - (one.request.finish or 0.0) for one in counted) / number,
+        "mean_prefill_seconds": sum(
+            (sending.request.finish or 0.0) - (sending.request.started or 0.0) for sending in counted
+        )
+        / number,
+        "mean_transfer_seconds": sum(sending.end - (sending.request.finish or 0.0) for sending in counted) / number,
     }

@@ -51,12 +51,12 @@ def _model(spec: ModelSpec, source: str) -> documents.SourcesModel:
 
 def facts_of(read: Callable[[], ModelSpec]) -> Facts:
     """What `read` looks up in a config."""
-    found = ConfigReader.facts = Facts()
+    facts = ConfigReader.facts = Facts()
     try:
         read()
     finally:
         ConfigReader.facts = None
-    return found
+    return facts
 
 
 def _engine(engine: str) -> documents.SourcesEngine:

@@ -17,13 +17,13 @@ def describe_speculative(case: Case, served: Case | None) -> documents.Speculati
 
     Seconds are those of `served`, the case whose speed is described. They are null if it is None.
     """
-    asked, added = speculation_of(case), case.cached.num_layers - case.spec.num_layers
+    speculation, added = speculation_of(case), case.cached.num_layers - case.spec.num_layers
     weights = draft_weights(case)
     described: documents.Speculative = {
-        **describe_asked(asked),
+        **describe_asked(speculation),
         "num_layers": added,
         "first_layer": case.cached.first_draft_layer if added else None,
-        "lookahead_tokens": slots_of(asked, case.engine, case.question.serves_requests),
+        "lookahead_tokens": slots_of(speculation, case.engine, case.question.serves_requests),
         "weights_bytes": weights if isinstance(weights, int) else None,
         "cache_bytes": _added_cache(case),
         "verify_seconds": None,

@@ -109,14 +109,15 @@ class Sweep(NamedTuple):
 
     def _capacities(self, tokens: int) -> list[documents.ChartCapacity]:
         """The cache memory of a device: each size once, labelled by what differs between the combinations."""
-        found: dict[int, dict[str, None]] = {}
+        capacities: dict[int, dict[str, None]] = {}
         for combination in self.combinations:
             memory = 0 if combination.memory is None else combination.memory(tokens, 1)
             if memory > 0:
                 label = " ".join(_differing(combination, self.combinations))
-                found.setdefault(memory, {})[label] = None
+                capacities.setdefault(memory, {})[label] = None
         return [
-            {"label": ", ".join(labels), "bytes": memory} for memory, labels in list(found.items())[:_MOST_CAPACITIES]
+            {"label": ", ".join(labels), "bytes": memory}
+            for memory, labels in list(capacities.items())[:_MOST_CAPACITIES]
         ]
 
     def _label(self, combination: Combination, batch: int, every: Sequence[Combination]) -> str:
@@ -144,16 +145,16 @@ def _differing(combination: Combination, every: Sequence[Combination], of: int =
     return [word for word, column in zip(_words(combination), columns) if word and len(set(column)) > 1]
 
 
-def _check_kv_dtype(asked: str, engines: Sequence[str], spec: ModelSpec, dtype: str | None) -> None:
+def _check_kv_dtype(kv_dtype: str, engines: Sequence[str], spec: ModelSpec, dtype: str | None) -> None:
     """UsageError (exit 2) for a type that neither kvcalc nor any of the engines supports."""
     try:
-        parse_dtype(asked, "--kv-dtype")
+        parse_dtype(kv_dtype, "--kv-dtype")
         return
     except UsageError as error:
         unknown = error
     for engine in engines:
         try:
-            resolved, _ = resolve_kv_dtype(engine, spec, asked, dtype=dtype)
+            resolved, _ = resolve_kv_dtype(engine, spec, kv_dtype, dtype=dtype)
             if isinstance(resolved, str):
                 parse_dtype(resolved, "--kv-dtype")
             return
@@ -200,9 +201,9 @@ def sweep(
         if kv_dtype != "auto":
             _check_kv_dtype(kv_dtype, list(platforms), spec, question.dtype)
     questions = [
-        one
+        layout
         for engine, kinds in platforms.items() for kv_dtype in kv_dtypes
-        for one in _layouts(
+        for layout in _layouts(
             kinds, tensor_parallel_sizes,
             question._replace(engine=engine, engine_settings=settings_of(engine, settings), kv_dtype=kv_dtype),
         )
@@ -216,11 +217,11 @@ def sweep(
         text = f"contexts up to {contexts.largest:,} exceed the model's max_position_embeddings of {limit:,}"
         notes.append(Note("workload", BEYOND_MODEL, text))
     found: list[tuple[Combination, list[Note]]] = []
-    for one in questions:
-        own: list[Note] = []
-        varies = contexts.smallest != contexts.largest and context_decides(one)
-        shortest = one._replace(context_tokens=contexts.smallest)
-        found.append((combine(shortest, batches.largest, own, varies_by_context=varies), own))
+    for layout in questions:
+        own_notes: list[Note] = []
+        varies = contexts.smallest != contexts.largest and context_decides(layout)
+        shortest = layout._replace(context_tokens=contexts.smallest)
+        found.append((combine(shortest, batches.largest, own_notes, varies_by_context=varies), own_notes))
     combinations = [combination for combination, _ in found]
     refusals = [c.refusal for c in combinations if c.refusal is not None]
     if len(refusals) == len(combinations):
@@ -228,9 +229,9 @@ def sweep(
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *notes]
     about_rows = [
         RowNote(_note_words(combination), note, devices and devices.gpu)
-        for combination, own in found
+        for combination, own_notes in found
         for devices in (combination.question.devices,)
-        for note in own
+        for note in own_notes
     ]
     refused = [
         RowNote(_note_words(c), Note("points", "refused", c.refusal.message))

@@ -36,8 +36,8 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
     if case.layout.has_whole_copies:
         from kvcalc.server.copies import of_all_copies, one_copy
 
-        found = describe_throughput(one_copy(case), notes)
-        return None if found is None else of_all_copies(case, found)
+        throughput = describe_throughput(one_copy(case), notes)
+        return None if throughput is None else of_all_copies(case, throughput)
     speed = speed_of(case, notes)
     if isinstance(speed, str):
         notes.append(Note("throughput", "unknown", speed))
@@ -101,7 +101,7 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Thr
 def _describe_evidence(speed: Speed, batch_size: int, gaps: list[Gap]) -> documents.SpeedEvidence:
     """What the constants of the speed were fitted to, and how far off they were with a model's family left out."""
     regime, places = speed.regime, regions(device_kind(speed.model.gpu), weight_class(speed.weight_dtype), batch_size)
-    place = next(one for one in places if one in regime.ranges)
+    place = next(region for region in places if region in regime.ranges)
     low, high = regime.ranges[place]
     error = (regime.evidence.get("error") or {}).get("family") or {}
     return {
@@ -179,16 +179,16 @@ def _describe_energy(
     if serving is not None:
         # Prefills are bound by operations.
         share, rate = share + (1 - share) * serving["prefill_share"], serving["tokens_per_second"]
-    found = energy_per_token(model.gpu, model.layout.num_devices, share, rate, time_range)
-    if found is None:
+    energy = energy_per_token(model.gpu, model.layout.num_devices, share, rate, time_range)
+    if energy is None:
         return None
-    figures = {**found._asdict(), "kwh_per_million_tokens": found.kwh_per_million_tokens}
+    figures = {**energy._asdict(), "kwh_per_million_tokens": energy.kwh_per_million_tokens}
     return cast("documents.Energy", figures)
 
 
 def _describe_serving(
     model: SpeedModel, load: Served, factors: tuple[float, float], ttft_factors: tuple[float, float],
-    asked: SpeedQuestion,
+    speed: SpeedQuestion,
 ) -> documents.Serving:  # fmt: skip
     low, high = factors
     return {
@@ -198,17 +198,17 @@ def _describe_serving(
         "output_lengths": load.answer.text,
         "longest_tokens": load.prompt.longest_tokens + load.answer.longest_tokens,
         "concurrency": load.clients,
-        "is_benchmark": asked.benchmark,
+        "is_benchmark": speed.benchmark,
         "running_requests": round(load.running),
-        "confidence": asked.confidence,
+        "confidence": speed.confidence,
         "tpot_seconds": load.tpot_seconds,
         "tpot_low_seconds": load.tpot_seconds * low,
         "tpot_high_seconds": load.tpot_seconds * high,
-        "tpot_judged_seconds": load.tpot_seconds * judged_factor(high, asked.confidence),
+        "tpot_judged_seconds": load.tpot_seconds * judged_factor(high, speed.confidence),
         "ttft_seconds": load.ttft_seconds,
         "ttft_low_seconds": load.ttft_seconds * ttft_factors[0],
         "ttft_high_seconds": load.ttft_seconds * ttft_factors[1],
-        "ttft_judged_seconds": load.ttft_seconds * judged_factor(ttft_factors[1], asked.confidence),
+        "ttft_judged_seconds": load.ttft_seconds * judged_factor(ttft_factors[1], speed.confidence),
         "tokens_per_second": load.tokens_per_second,
         "tokens_per_second_low": load.tokens_per_second / high,
         "tokens_per_second_high": load.tokens_per_second / low,

@@ -185,17 +185,19 @@ def _set_up(run: Run, reading: Reading) -> Setup:
     # If the log has no length, use the model's maximum, as the engines do.
     release = reading.release or run.release
     engine = f"{run.engine}@{release}" if release else run.engine
-    asked = reading.kv_dtype if run.kv_dtype == "auto" and reading.kv_dtype else run.kv_dtype
-    dtype, reason = resolve_kv_dtype(engine, spec, asked, settings, run.dtype, reading.device_class)
+    kv_dtype = reading.kv_dtype if run.kv_dtype == "auto" and reading.kv_dtype else run.kv_dtype
+    dtype, reason = resolve_kv_dtype(engine, spec, kv_dtype, settings, run.dtype, reading.device_class)
     context = run.context_tokens or spec.max_position_embeddings
     workload = resolve_workload(spec, context, 1, run.dtype, dtype, run.layout)
     bound = bind_workload(spec, workload)
-    found = load_engine(engine, bound, settings, run.layout.pipeline_parallel_size)
-    layout = run.layout._replace(token_ranks=found.token_ranks, prompt_ranks=found.prompt_ranks)
-    found.check_ranks(bound, layout)
+    engine_class_of_run = load_engine(engine, bound, settings, run.layout.pipeline_parallel_size)
+    layout = run.layout._replace(
+        token_ranks=engine_class_of_run.token_ranks, prompt_ranks=engine_class_of_run.prompt_ranks
+    )
+    engine_class_of_run.check_ranks(bound, layout)
     share = on_device(bound, layout.tensor_parallel_size)
     return Setup(
-        bound, share, workload.kv_dtype, reason, workload.context_tokens, found, settings, workload.notes,
+        bound, share, workload.kv_dtype, reason, workload.context_tokens, engine_class_of_run, settings, workload.notes,
         run.layout.num_devices,
     )  # fmt: skip
 
@@ -256,10 +258,10 @@ def _model_of(log: Log, name: str) -> ModelSpec:
     if asked is None:
         raise ModelError(f"{name}: the log does not name its model", _HINT)
     wanted = list(_names_of(asked))
-    for one in wanted:
-        found = find_published(one)
-        if found is not None:
-            return found
+    for name_tried in wanted:
+        published = find_published(name_tried)
+        if published is not None:
+            return published
     plain = set(map(_plain, wanted))
     for preset in all_presets():
         if not plain.isdisjoint(map(_plain, (preset.name, *preset.aliases))):
@@ -267,10 +269,10 @@ def _model_of(log: Log, name: str) -> ModelSpec:
     raise ModelError(f"{name}: the log names an unknown model, {asked[:80]!a}", _HINT)
 
 
-def _names_of(asked: str) -> Iterator[str]:
+def _names_of(name: str) -> Iterator[str]:
     """The name as it is, its last part, and that part without the suffixes of quantized copies."""
-    yield asked
-    last = _plain(asked)
+    yield name
+    last = _plain(name)
     for file in _FILES:
         last = last.removesuffix(file)
     yield last

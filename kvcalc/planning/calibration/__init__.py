@@ -69,16 +69,16 @@ class Calibration:
             return base._replace(calibration=Applied(_describe(found_records, applied, None, ()), tuple(notes)))
         is_own = nearness == 0
         times = [seen.observation for seen in observed]
-        found = fit(times) if is_own else fit(times, _BETWEEN_MODELS).only(OF_ENGINE, times)
-        factors = found.factors
+        fitted = fit(times) if is_own else fit(times, _BETWEEN_MODELS).only(OF_ENGINE, times)
+        factors = fitted.factors
         if not is_own:
             what = "another model" if nearness == 1 else "another type of weights"
             those = f"{', '.join(OF_ENGINE[:-1])} and {OF_ENGINE[-1]}"
             text = f"--calibrate: the runs are of {what}; only {those} carry over, and the range stays"
             notes.append(Note("calibration", "other-model", text))
-        document = _describe(found_records, "all" if is_own else "partly", found, observed)
+        document = _describe(found_records, "all" if is_own else "partly", fitted, observed)
         near = [with_factors(base, near).model for near in neighbours(factors)] if is_own else ()
-        mark = Applied(document, tuple(notes), found if is_own else None, tuple(near))
+        mark = Applied(document, tuple(notes), fitted if is_own else None, tuple(near))
         return with_factors(base, factors)._replace(calibration=mark)
 
     def first_without(self, name: str) -> str | None:
@@ -105,7 +105,7 @@ class Calibration:
         0 is the same model and type of weights, 1 another model, 2 another type. A note says which
         runs are not used, and why.
         """
-        found: tuple[list[Observed], ...] = ([], [], [])
+        groups: tuple[list[Observed], ...] = ([], [], [])
         unused: dict[tuple[str, str], int] = {}
         for number, run in enumerate(self.runs):
             reason = _elsewhere(run.point, case)
@@ -113,20 +113,20 @@ class Calibration:
                 unused[reason] = unused.get(reason, 0) + 1
                 continue
             try:
-                own = case_of_run(run.point, _given(run, case, notes))
-                seen = observe(run, number, own, lambda speed: _with_record(speed, record))
+                case_of_point = case_of_run(run.point, _given(run, case, notes))
+                seen = observe(run, number, case_of_point, lambda speed: _with_record(speed, record))
             except KvcalcError as error:
                 notes.append(Note("calibration", "refused", f"{run.file}, run {run.point.run}: {error.message}"))
                 continue
-            other = speed_of(without_calibration(own), [])
+            other = speed_of(without_calibration(case_of_point), [])
             is_other_type = isinstance(other, str) or other.weight_dtype != speed.weight_dtype
-            nearness = 2 if is_other_type else 0 if _is_same(own.model, case.model) else 1
-            found[nearness].extend(seen)
+            nearness = 2 if is_other_type else 0 if _is_same(case_of_point.model, case.model) else 1
+            groups[nearness].extend(seen)
         for (code, what), times in unused.items():
             runs = "1 run is" if times == 1 else f"{times} runs are"
             notes.append(Note("calibration", code, f"--calibrate: {runs} not used: {what}"))
-        nearest = next((place for place, seen in enumerate(found) if seen), 0)
-        return nearest, found[nearest]
+        nearest = next((place for place, seen in enumerate(groups) if seen), 0)
+        return nearest, groups[nearest]
 
 
 def read_calibration(paths: Sequence[str]) -> Calibration:
@@ -139,7 +139,7 @@ def read_calibration(paths: Sequence[str]) -> Calibration:
     for text in paths:
         check_path(text)
     files: list[tuple[str, bool]] = []
-    for path in [one for text in paths for one in _listed_paths(text)]:
+    for path in [path_listed for text in paths for path_listed in _listed_paths(text)]:
         if os.path.isdir(path):
             names = [name for name in list_folder(path) if name.endswith(_ENDINGS)]
             if not names:
@@ -229,8 +229,8 @@ def _elsewhere(point: Point, case: Case) -> tuple[str, str] | None:
 
 def _given(run: Run, case: Case, notes: list[Note]) -> Given:
     """The question's values for facts that a file does not have."""
-    asked, point = case.question, run.point
-    spec, dtype = published_model(point), asked.dtype
+    question, point = case.question, run.point
+    spec, dtype = published_model(point), question.dtype
     if spec is None:
         spec = case.model
         if point.models:
@@ -240,30 +240,36 @@ def _given(run: Run, case: Case, notes: list[Note]) -> Given:
         spec = case.model
     else:
         dtype = None
-    layout = point.layout.over(asked.layout._replace(data_parallel_size=None))
+    layout = point.layout.over(question.layout._replace(data_parallel_size=None))
     return Given(
         model=spec,
         devices=Devices(case.devices.gpu, layout._replace(data_parallel_size=None).sizes.num_devices),
-        engine=case.engine_name if point.release is not None else asked.engine,
-        engine_settings=asked.engine_settings,
+        engine=case.engine_name if point.release is not None else question.engine,
+        engine_settings=question.engine_settings,
         dtype=point.dtype or dtype,
-        kv_dtype=None if asked.kv_dtype == "auto" else asked.kv_dtype,
+        kv_dtype=None if question.kv_dtype == "auto" else question.kv_dtype,
         layout=layout,
     )
 
 
-def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
-    return one is other or one.name == other.name or (one.layers, one.attention) == (other.layers, other.attention)
+def _is_same(first: ModelSpec, second: ModelSpec) -> bool:
+    return (
+        first is second
+        or first.name == second.name
+        or (first.layers, first.attention) == (second.layers, second.attention)
+    )
 
 
 def _with_record(speed: Speed, record: Measured | None) -> Speed:
     return speed if record is None else speed._replace(model=record.apply(speed.model))
 
 
-def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> documents.Calibration:
+def _describe(
+    records: Records, applied: str, fitted: Fit | None, observed: Sequence[Observed]
+) -> documents.Calibration:
     return {
         "record": None if records.record is None else cast("documents.CalibrationRecord", records.record._asdict()),
         "records": records.number,
         "applied": cast(Any, applied),
-        **describe_fit(found, observed),
+        **describe_fit(fitted, observed),
     }

@@ -107,7 +107,7 @@ def _devices_of(record: Mapping[str, Any]) -> Devices:
 
 def _model_of(record: Mapping[str, Any]) -> ModelSpec:
     name = str(record["model"]["name"])
-    found = find_published(name)
-    if found is None:
+    published = find_published(name)
+    if published is None:
         raise ModelError(f"the record names an unknown model, {name[:80]!a}", "name it: --model PRESET")
-    return found
+    return published

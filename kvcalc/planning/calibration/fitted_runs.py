@@ -44,10 +44,10 @@ def observe(
     run: Run, number: int, case: Case, with_record: Callable[[Speed], Speed] = lambda speed: speed
 ) -> list[Observed]:
     """The times of a run and how they are predicted. Raises UsageError (exit 2) if its speed is not known."""
-    speed, found = speed_of(without_calibration(case), []), budget(case)
+    speed, room = speed_of(without_calibration(case), []), budget(case)
     if isinstance(speed, str):
         raise UsageError(f"no prediction: {speed}")
-    if not isinstance(found, str) and found.running_limit() == 0:
+    if not isinstance(room, str) and room.running_limit() == 0:
         raise UsageError("no prediction: it does not fit in memory")
     base = with_record(speed)
 
@@ -110,14 +110,14 @@ def describe_fit(found: Fit | None, observed: Sequence[Observed]) -> documents.E
     }
 
 
-def _describe_factor(found: Fit, name: str) -> documents.ExplainedFactorsItem:
-    factor, width = getattr(found.factors, name), exp(_EIGHTY_PERCENT * found.spread(name))
+def _describe_factor(fitted: Fit, name: str) -> documents.ExplainedFactorsItem:
+    factor, width = getattr(fitted.factors, name), exp(_EIGHTY_PERCENT * fitted.spread(name))
     return {
         "name": cast(Any, name),
         "factor": factor,
         "low_factor": factor / width,
         "high_factor": factor * width,
-        "changed": name in found.changed,
+        "changed": name in fitted.changed,
     }
 
 

@@ -97,11 +97,14 @@ def other_servers(points: Sequence[Point], file: str, engine: str | None) -> lis
     """A note if the server of runs was another engine than the one that is asked about, or another release of it."""
     if engine is None:
         return []
-    asked, is_named, _ = engine.partition("@")
+    name, is_named, _ = engine.partition("@")
     servers = {
-        one.engine if one.engine != asked or one.release is None else f"{one.engine}@{one.release}"
-        for one in points
-        if one.engine is not None and (one.engine != asked or (is_named and one.release is not None))
+        measured_on.engine
+        if measured_on.engine != name or measured_on.release is None
+        else f"{measured_on.engine}@{measured_on.release}"
+        for measured_on in points
+        if measured_on.engine is not None
+        and (measured_on.engine != name or (is_named and measured_on.release is not None))
     }
     others = sorted(servers - {engine})
     if not others:
@@ -135,10 +138,10 @@ def _question(point: Point, given: Given) -> Question:
     settings = dict(given.engine_settings or {})
     if given.kv_dtype is None and engine.partition("@")[0] == point.engine:
         settings = {**point.settings, **settings}
-    asked = SpeedQuestion(calibration=given.calibration, benchmark=True)
+    speed = SpeedQuestion(calibration=given.calibration, benchmark=True)
     context = None
     if any(time.metric in _SERVED for time in point.times):
-        asked = asked._replace(
+        speed = speed._replace(
             input_tokens=point.input_tokens, output_tokens=point.output_tokens, concurrency=point.concurrency
         )
     else:
@@ -146,7 +149,7 @@ def _question(point: Point, given: Given) -> Question:
         context = max(1, (point.input_tokens or 0) + -(-(point.output_tokens or 0) // 2))
     return Question(
         spec, context, 1, dtype, "auto" if given.kv_dtype is None else given.kv_dtype, engine, settings,
-        devices=given.devices or _devices_of(point), speed=asked,
+        devices=given.devices or _devices_of(point), speed=speed,
     ).with_layout(given.layout.over(point.layout))  # fmt: skip
 
 
@@ -157,9 +160,9 @@ def _devices_of(point: Point) -> Devices:
 
 
 def _model_of(point: Point) -> ModelSpec:
-    found = published_model(point)
-    if found is not None:
-        return found
+    published = published_model(point)
+    if published is not None:
+        return published
     hint = "name it: --model PRESET (kvcalc models), or --model PATH of its config.json"
     if not point.models:
         raise UsageError(f"a result of {point.tool} does not name the model", hint)

@@ -77,11 +77,11 @@ def score(
     for name, text in files:
         record = _record_in(text)
         if record is not None:
-            found = attention_rows(record, name, given)
-            if not found:
+            group = attention_rows(record, name, given)
+            if not group:
                 raise UsageError(f"{name}: the record has no runs with attention")
-            results.append({"file": name, "tool": "kvcalc-measure", "runs": len(found)})
-            of_records += found
+            results.append({"file": name, "tool": "kvcalc-measure", "runs": len(group)})
+            of_records += group
             continue
         points = read_results(text, name)
         results.append({"file": name, "tool": cast(Any, points[0].tool), "runs": len(points)})
@@ -102,7 +102,7 @@ def score(
         "schema_version": SCHEMA_VERSION,
         "results": results,
         "scores": rows,
-        "summary": [_summary(found) for found in _grouped(rows, ("metric",))],
+        "summary": [_summary(group) for group in _grouped(rows, ("metric",))],
         "setups": _setups(scored),
         "refused": refused,
         "warnings": describe_notes(notes),
@@ -213,22 +213,22 @@ def _setups(scored: Iterable[Scored]) -> list[documents.ScoreSetup]:
     for run in scored:
         if run.rows:
             groups.setdefault(tuple(value for key, value in run.rows[0].items() if key in _SETUP), []).append(run)
-    found: list[documents.ScoreSetup] = []
+    setups: list[documents.ScoreSetup] = []
     for setup, runs in groups.items():
         observed = [seen for run in runs for seen in run.observed]
         explained = None
         if len(runs) >= LEAST_RUNS:
             explained = describe_fit(fit([seen.observation for seen in observed]), observed)
         described = {**dict(zip(_SETUP, setup)), "explained": explained, "calibration": runs[0].calibration}
-        found.append(cast("documents.ScoreSetup", described))
-    return found
+        setups.append(cast("documents.ScoreSetup", described))
+    return setups
 
 
 def _grouped(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> list[list[Mapping[str, Any]]]:
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return list(found.values())
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return list(groups.values())
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> documents.ScoreSummaryItem:

@@ -152,7 +152,7 @@ def _fit(question: Question, reader: Reader, lifts_limit: bool = False) -> docum
 
 
 def _with_parts_on_host(
-    question: Question, found: documents.FitDocument, reader: Reader, margin: int, notes: list[Note]
+    question: Question, document: documents.FitDocument, reader: Reader, margin: int, notes: list[Note]
 ) -> tuple[Question, documents.FitDocument]:
     """The server with the parts in host memory that it moves there itself, until the device has `margin` bytes free.
 
@@ -162,16 +162,16 @@ def _with_parts_on_host(
     try:
         engine.check_auto_context(question.engine_settings or {}, release)
     except UsageError:  # an older build
-        return question, found
+        return question, document
     if devices is None or devices.num_devices > 1:
-        return question, found
+        return question, document
     gpu = devices.gpu._replace(memory_bytes=devices.gpu.memory_bytes - margin)
-    tokens = found["workload"]["context_tokens"]
+    tokens = document["workload"]["context_tokens"]
     placed = question._replace(context_tokens=tokens, fits_context=False)
     offload = _fit(placed._replace(devices=devices._replace(gpu=gpu)), reader)["offload"]
     moved, options = offload and (offload["n_cpu_moe"] or offload["n_gpu_layers"]), engine.placement_options
     if not offload or moved is None or options is None:
-        return question, found
+        return question, document
     option = options.experts if moved is offload["n_cpu_moe"] else options.layers
     settings = {**(question.engine_settings or {}), option: str(moved["value"])}
     text = f"the server leaves {format_size(margin)} of the device free: it starts as with --{option} {moved['value']}"
@@ -259,9 +259,9 @@ def capacity_of(
     ttft = serving["ttft_judged_seconds"] / serving["ttft_seconds"]
 
     def judged(rate: float, requests: int, more: int = 0) -> Judged:
-        asked = targets._replace(requests_per_second=rate)
-        found = simulation.seeded(more).run(served, asked, 1, requests, step)
-        return Judged.at(found, step, ttft).against(asked, is_alone=False)
+        targets_at_rate = targets._replace(requests_per_second=rate)
+        simulated = simulation.seeded(more).run(served, targets_at_rate, 1, requests, step)
+        return Judged.at(simulated, step, ttft).against(targets_at_rate, is_alone=False)
 
     if least_rate is not None and judged(least_rate, _REQUESTS).missed is not None:
         return None

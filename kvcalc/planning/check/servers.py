@@ -96,11 +96,11 @@ def servers_of_words(words: Sequence[str]) -> list[Server]:
 
 def choose_server(text: str, service: str | None) -> Server:
     """The server in a text, by the name of its service if there are several. Raises UsageError (exit 2)."""
-    found = servers_in(text)
-    names = [server.name or server.reader.engine for server in found]
-    if service is not None and found and service not in names:
+    servers = servers_in(text)
+    names = [server.name or server.reader.engine for server in servers]
+    if service is not None and servers and service not in names:
         raise UsageError(f"service {service[:40]!a}: not found", f"one of {', '.join(names)}")
-    chosen = [server for server, name in zip(found, names) if service in (None, name)]
+    chosen = [server for server, name in zip(servers, names) if service in (None, name)]
     if not chosen:
         raise no_server()
     if len(chosen) > 1:
@@ -256,7 +256,9 @@ def _is_image(names: Sequence[str], image: str) -> bool:
 
 def _entrypoint(image: str) -> str:
     """The program that an image starts with the words of its container, or nothing."""
-    return next((" ".join(one.programs[0]) for one in readers() if _is_image(one.words.entrypoints, image)), "")
+    return next(
+        (" ".join(reader.programs[0]) for reader in readers() if _is_image(reader.words.entrypoints, image)), ""
+    )
 
 
 def _stated(reader: Reader, packages: Mapping[str, str]) -> str | None:

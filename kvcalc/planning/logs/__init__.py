@@ -39,13 +39,13 @@ def read_log(log: str | Iterable[bytes], name: str, engine: str | None = None) -
     if engine is not None and engine not in LOGS:
         hint = nearest(engine, LOGS) or f"one of {', '.join(LOGS)}"
         raise UsageError(f"--engine {engine[:40]!a}: logs of this engine are not supported", hint)
-    found = _read(log, [engine] if engine else LOGS)
-    best = max(found, key=lambda log: (len({record.name for record in log.records}), len(log.facts)))
+    log_read = _read(log, [engine] if engine else LOGS)
+    best = max(log_read, key=lambda log: (len({record.name for record in log.records}), len(log.facts)))
     if len(best.records) > _MOST_RECORDS:
         words = f"too many lines with numbers about the cache: a start prints at most {_MOST_RECORDS}"
         raise UsageError(f"{name}: {words}", "give the log of one start")
     if not best.records:
-        *titles, last = (engine_class(one).title for one in LOGS)
+        *titles, last = (engine_class(engine_of_log).title for engine_of_log in LOGS)
         whose = engine or f"{', '.join(titles)} or {last}"
         words = f"{name}: no line of {whose} with a number about its cache"
         raise UsageError(words, "give the engine's log from its start")
@@ -73,10 +73,13 @@ class _Reader:
     """Collects the facts and the records of one engine's log, line by line."""
 
     def __init__(self, engine: str) -> None:
-        own = lines_of(engine)
+        engine_lines = lines_of(engine)
         self._engine = engine
-        self._facts_by_needle, self._records_by_needle = _by_needle(own.facts), _by_needle(own.records)
-        self._pool_words = own.pool_words
+        self._facts_by_needle, self._records_by_needle = (
+            _by_needle(engine_lines.facts),
+            _by_needle(engine_lines.records),
+        )
+        self._pool_words = engine_lines.pool_words
         self.needles = frozenset((*self._facts_by_needle, *self._records_by_needle, *self._pool_words))
         self._unread: list[Unread] = []
         self._facts: dict[str, Fact] = {}
@@ -125,16 +128,16 @@ _Ordered = dict[str, list[tuple[int, Pattern]]]
 
 def _by_needle(patterns: Iterable[Pattern]) -> _Ordered:
     """The patterns by needle, with their places in the order in which they are tried."""
-    found: _Ordered = {}
-    for place, one in enumerate(patterns):
-        found.setdefault(one.needle, []).append((place, one))
-    return found
+    by_needle: _Ordered = {}
+    for place, pattern in enumerate(patterns):
+        by_needle.setdefault(pattern.needle, []).append((place, pattern))
+    return by_needle
 
 
 def _matches(line: Line, patterns: _Ordered) -> Iterator[tuple[str, re.Match[str]]]:
     """The name and the match of every pattern that the line matches, in the order of the patterns."""
-    found = [item for needle in line.needles if needle in patterns for item in patterns[needle]]
-    for _, (name, _, expression) in sorted(found, key=itemgetter(0)) if len(found) > 1 else found:
+    items = [item for needle in line.needles if needle in patterns for item in patterns[needle]]
+    for _, (name, _, expression) in sorted(items, key=itemgetter(0)) if len(items) > 1 else items:
         match = _compiled(expression).search(line.text)
         if match is not None:
             yield name, match

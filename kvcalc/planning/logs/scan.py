@@ -117,7 +117,7 @@ class _Repeats:
 
     def __init__(self, needles: Iterable[bytes]) -> None:
         # Needles with digits, as they are in the compared lines.
-        self._with_digits = [one for needle in needles if (one := needle.translate(_ONE_DIGIT)) != needle]
+        self._with_digits = [digitless for needle in needles if (digitless := needle.translate(_ONE_DIGIT)) != needle]
         self._known: set[bytes] = set()
         self._fruitless = 0
 
@@ -251,12 +251,12 @@ class Markers:
 
     def found_in(self, line: bytes) -> set[bytes]:
         """The markers in a line of at most 64 KiB."""
-        marks, found = self._marks(line), set()
+        marks, markers = self._marks(line), set()
         at = marks.find(1)
         while at >= 0:
-            found.update(self._at(line, at))
+            markers.update(self._at(line, at))
             at = marks.find(1, at + 1)
-        return {marker for least in found for marker in self._longer[least] if marker in line}
+        return {marker for least in markers for marker in self._longer[least] if marker in line}
 
     def _at(self, block: bytes, place: int) -> list[bytes]:
         """The markers with a window at this place, without those that have another marker in them."""
@@ -267,7 +267,7 @@ class Markers:
 
     def _marks(self, part: bytes) -> bytes:
         """For each byte of the part, 1 if a window may begin there, else 0. Empty if no window does."""
-        found = 0
+        marks = 0
         # A marker shorter than a window may be at the end. No marker has a newline.
         padded = part + b"\n" * (_WIDTH - 1)
         for table in self._tables:
@@ -275,8 +275,8 @@ class Markers:
             # One bit further in the next byte, and then two bits further in the byte after the next.
             bits &= bits >> 9
             bits &= bits >> 18
-            found |= bits & _FIRST_BITS
-        return ((found | found >> 4) & _LOWEST_BITS).to_bytes(len(part), "little") if found else b""
+            marks |= bits & _FIRST_BITS
+        return ((marks | marks >> 4) & _LOWEST_BITS).to_bytes(len(part), "little") if marks else b""
 
 
 def _windows(markers: Iterable[bytes]) -> Iterator[tuple[bytes, int, int]]:

@@ -55,22 +55,22 @@ def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> st
     if kind in COMMANDS:
         if image is not None:
             raise UsageError(f"--image has no effect with --emit {kind}", "--emit compose or --emit k8s")
-        found = next((row for row in document["commands"] if _names([row["engine"]]) == [COMMANDS[kind]]), None)
-        if found is None:
+        command = next((row for row in document["commands"] if _names([row["engine"]]) == [COMMANDS[kind]]), None)
+        if command is None:
             raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--engine vllm --emit vllm")
-        return shell.lines(list(_lines_of(found)))
+        return shell.lines(list(_lines_of(command)))
     return FILES[kind](server_of(document, kind, image))
 
 
-def _lines_of(found: Mapping[str, Any]) -> Iterator[str]:
+def _lines_of(command: Mapping[str, Any]) -> Iterator[str]:
     """The commands of a replica and of the router in front of all, each after a comment if there are several."""
-    replicas = f"{host_of(REPLICA, 0)} to {host_of(REPLICA, found['replicas'] - 1)}" if found["router"] else None
-    for number, text in enumerate(found["nodes"] or [found["command"]]):
-        machine = host_of(NODE, number) if found["nodes"] else None
+    replicas = f"{host_of(REPLICA, 0)} to {host_of(REPLICA, command['replicas'] - 1)}" if command["router"] else None
+    for number, text in enumerate(command["nodes"] or [command["command"]]):
+        machine = host_of(NODE, number) if command["nodes"] else None
         names = [name for name in (replicas, machine) if name is not None]
         if names:
             yield shell.comment(": ".join(names))
         yield text
-    if found["router"]:
+    if command["router"]:
         yield shell.comment(ROUTER)
-        yield found["router"]
+        yield command["router"]

@@ -49,11 +49,11 @@ def _router(server: Server) -> Server | None:
     if server.router is None or server.replicas == 1 or server.router[1] == AT_RANDOM:
         return None
     engine, kind = server.router
-    found = server.router_of([f"{server.name}-{number}.{server.name}" for number in range(server.replicas)])
-    if found is None:
+    router = server.router_of([f"{server.name}-{number}.{server.name}" for number in range(server.replicas)])
+    if router is None:
         text = f"--emit k8s: a Service chooses a replica at random, and {engine} has no {kind} router"
         raise UsageError(text, "--router random")
-    return found
+    return router
 
 
 def claims(server: Server) -> list[dict[str, Any]]:
@@ -79,11 +79,13 @@ def leader_worker_set(server: Server) -> dict[str, Any]:
         return [Interpolated(word.replace(known, "$(LWS_LEADER_ADDRESS)")) if known in word else word for word in words]
 
     def template(words: list[str], *, is_leader: bool) -> dict[str, Any]:
-        one = with_rdma(_container(server._replace(command=addressed(words))))
+        container = with_rdma(_container(server._replace(command=addressed(words))))
         if not is_leader:
-            one = {key: value for key, value in one.items() if key not in ("ports", "startupProbe", "readinessProbe")}
+            container = {
+                key: value for key, value in container.items() if key not in ("ports", "startupProbe", "readinessProbe")
+            }
         labels = {"app": server.name, "role": "leader" if is_leader else "worker"}
-        spec = {"containers": [one], "volumes": [volume for volume, _ in _volumes(server)]}
+        spec = {"containers": [container], "volumes": [volume for volume, _ in _volumes(server)]}
         return {"metadata": {"labels": labels}, "spec": spec}
 
     return {
@@ -123,16 +125,16 @@ def deployment(server: Server) -> dict[str, Any]:
 
 def stateful_set(server: Server) -> dict[str, Any]:
     """The replicas as a StatefulSet, whose pods have names that a router can know: NAME-0.NAME, NAME-1.NAME."""
-    one = deployment(server)
-    spec = {key: value for key, value in one["spec"].items() if key != "progressDeadlineSeconds"}
-    own = {"serviceName": server.name, "podManagementPolicy": "Parallel", **spec}
-    return {**one, "kind": "StatefulSet", "spec": own}
+    manifest = deployment(server)
+    spec = {key: value for key, value in manifest["spec"].items() if key != "progressDeadlineSeconds"}
+    own_spec = {"serviceName": server.name, "podManagementPolicy": "Parallel", **spec}
+    return {**manifest, "kind": "StatefulSet", "spec": own_spec}
 
 
 def headless(server: Server) -> dict[str, Any]:
     """The Service that gives the pods of a StatefulSet their names."""
-    one = service(server)
-    return {**one, "spec": {"clusterIP": "None", **one["spec"]}}
+    manifest = service(server)
+    return {**manifest, "spec": {"clusterIP": "None", **manifest["spec"]}}
 
 
 def _container(server: Server) -> dict[str, Any]:
@@ -152,26 +154,26 @@ def _container(server: Server) -> dict[str, Any]:
 
 
 def _environment(server: Server) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in server.environment.items()]
+    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in server.environment.items()]
     if server.folder is None:
         key = {"name": "hf-token", "key": "token", "optional": True}
-        found.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
-    return found
+        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    return variables
 
 
 def _volumes(server: Server) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The volumes, each with where it is mounted. Tensor parallelism exchanges data in shared memory."""
     shared = {"medium": "Memory", "sizeLimit": f"{max(server.num_devices, 1) * _SHARED_BYTES // 2**30}Gi"}
-    found: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    volumes: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"name": "shm", "emptyDir": shared}, {"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
     ]
     if server.folder is not None:
         volume = {"name": "checkpoint", "hostPath": {"path": server.folder, "type": "Directory"}}
-        found.append((volume, {"name": "checkpoint", "mountPath": server.mounted_at, "readOnly": True}))
+        volumes.append((volume, {"name": "checkpoint", "mountPath": server.mounted_at, "readOnly": True}))
     else:
         claim = {"name": _CLAIM, "persistentVolumeClaim": {"claimName": _CLAIM}}
-        found.append((claim, {"name": _CLAIM, "mountPath": CACHE}))
-    return found
+        volumes.append((claim, {"name": _CLAIM, "mountPath": CACHE}))
+    return volumes
 
 
 def service(server: Server) -> dict[str, Any]:

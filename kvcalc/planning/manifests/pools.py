@@ -35,9 +35,9 @@ def emit_pools(document: Mapping[str, Any], kind: str, image: str | None) -> str
         if image is not None:
             raise UsageError(f"--image has no effect with --emit {kind}", "--emit compose or --emit k8s")
         engine = best["engine"].partition("@")[0]
-        own = start_command(engine).program
-        if kind != own:
-            raise UsageError(f"--emit {kind}: the instances were planned for {engine}", f"--emit {own}")
+        program = start_command(engine).program
+        if kind != program:
+            raise UsageError(f"--emit {kind}: the instances were planned for {engine}", f"--emit {program}")
         return _commands(best)
     servers = {role: _server(document, kind, image, role) for role in ROLES}
     return _compose(best, servers) if kind == "compose" else _kubernetes(best, servers)
@@ -65,7 +65,9 @@ def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str
     pools = best["disaggregated"]
     used, mixed = f"{pools[PREFILL]['num_devices']} + {pools[DECODE]['num_devices']} {best['gpu']}", _is_mixed(best)
     if mixed:
-        used = " + ".join(f"{pools[one]['num_devices']} {pools[one]['gpu']}" for one in (PREFILL, DECODE))
+        used = " + ".join(
+            f"{pools[role_name]['num_devices']} {pools[role_name]['gpu']}" for role_name in (PREFILL, DECODE)
+        )
         # Both kinds are from one vendor.
         document = {**document, "best": {**best, "gpu": pools[PREFILL]["gpu"]}}
     used += ", prefill and decode"
@@ -73,8 +75,8 @@ def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str
     if role == ROUTER:
         return server_with(document, kind, image, words, 0, used).as_router(words, best["engine"])
     pool = pools[role]
-    found = server_with(document, kind, image, words, pool["num_devices"] // pool["instances"], used)
-    return found._replace(name=f"{found.name}-{role}", replicas=pool["instances"])
+    server = server_with(document, kind, image, words, pool["num_devices"] // pool["instances"], used)
+    return server._replace(name=f"{server.name}-{role}", replicas=pool["instances"])
 
 
 def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
@@ -106,8 +108,8 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
     documents, variable = claims(servers[PREFILL]), start_command(best["engine"]).address_variable
     for role in (PREFILL, DECODE):
         server = servers[role]
-        one = stateful_set(server)
-        pod = one["spec"]["template"]["spec"]
+        manifest = stateful_set(server)
+        pod = manifest["spec"]["template"]["spec"]
         pod["containers"] = [with_rdma(container) for container in pod["containers"]]
         if _is_mixed(best):
             pod["nodeSelector"] = {_LABEL: best["disaggregated"][role]["gpu"]}
@@ -115,7 +117,7 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
             if entry["name"] == variable:
                 del entry["value"]
                 entry["valueFrom"] = {"fieldRef": {"fieldPath": "status.podIP"}}
-        documents += [one, headless(server)]
+        documents += [manifest, headless(server)]
     router = servers[ROUTER]
     text = router.command[-1]
     for role in (PREFILL, DECODE):

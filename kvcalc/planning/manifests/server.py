@@ -186,7 +186,7 @@ def _comments(document: Mapping[str, Any], used: str) -> list[str]:
     else:
         load = f"{targets['requests_per_second']:g} requests per second"
     lengths = document["lengths"]
-    asked = f"{load} of {lengths['input_tokens']:,.0f} + {lengths['output_tokens']:,.0f} tokens"
+    text = f"{load} of {lengths['input_tokens']:,.0f} + {lengths['output_tokens']:,.0f} tokens"
     if document["router"] is not None and (best["replicas"] or 1) > 1:
-        asked += f", which a {document['router']} router sends to the replicas"
-    return [f"{document['model']['name']} with {best['engine']} on {used}, made by kvcalc plan", f"Planned for {asked}"]
+        text += f", which a {document['router']} router sends to the replicas"
+    return [f"{document['model']['name']} with {best['engine']} on {used}, made by kvcalc plan", f"Planned for {text}"]

@@ -94,28 +94,31 @@ def prefix_curve(
             "--after: a share needs a file, because the length of a trace from stdin is not known", "use a file"
         )
     warm_up = int(after * sum(1 for _ in read())) if after else 0
-    found = profile(read(), step, most_blocks, report, warm_up, optimal)
+    profiled = profile(read(), step, most_blocks, report, warm_up, optimal)
     setup = None
     if case is not None:
         notes += case.notes
         prefixes = prefixes_of(case)
-        mean = found.stack.num_tokens // found.stack.num_requests
-        block = block_bytes(case, prefixes, found.stack.block_tokens, mean, notes)
-        setup = Setup(case, prefixes, block, _prefill_of(case, found, notes), prices, found)
-    blocks = _sizes(sizes, found, setup)
-    knee = found.stack.smallest(KNEE_SHARE)
+        mean = profiled.stack.num_tokens // profiled.stack.num_requests
+        block = block_bytes(case, prefixes, profiled.stack.block_tokens, mean, notes)
+        setup = Setup(case, prefixes, block, _prefill_of(case, profiled, notes), prices, profiled)
+    blocks = _sizes(sizes, profiled, setup)
+    knee = profiled.stack.smallest(KNEE_SHARE)
     *curve, knee_row, unlimited = (
-        describe_size(reuse, found, setup) for reuse in found.stack.at([*blocks, knee, found.stack.distinct_blocks])
+        describe_size(reuse, profiled, setup)
+        for reuse in profiled.stack.at([*blocks, knee, profiled.stack.distinct_blocks])
     )
     tiers = [] if setup is None else describe_tiers(setup, offload, bandwidths or {}, notes)
-    _add_notes(found, blocks, notes)
-    if setup is not None and found.longest_prompt > (setup.case.spec.max_position_embeddings or found.longest_prompt):
+    _add_notes(profiled, blocks, notes)
+    if setup is not None and profiled.longest_prompt > (
+        setup.case.spec.max_position_embeddings or profiled.longest_prompt
+    ):
         limit = setup.case.spec.max_position_embeddings
-        text = f"the longest prompt has {found.longest_prompt:,} tokens, but the model's limit is {limit:,}"
+        text = f"the longest prompt has {profiled.longest_prompt:,} tokens, but the model's limit is {limit:,}"
         notes.append(Note("trace", BEYOND_MODEL, text))
     return {
         "schema_version": SCHEMA_VERSION,
-        "trace": describe_trace(found),
+        "trace": describe_trace(profiled),
         "model": None if setup is None else describe_model(setup.case.spec),
         "engine": None if setup is None else describe_engine(setup),
         "hardware": None if setup is None or setup.gpu is None else describe_hardware(setup.case),
@@ -134,7 +137,7 @@ def prefix_curve(
     }
 
 
-def _prefill_of(case: Case, found: Profile, notes: list[Note]) -> PrefillTime | None:
+def _prefill_of(case: Case, profiled: Profile, notes: list[Note]) -> PrefillTime | None:
     """How long prefills take. None, with a note, if the speed is not known or there is no device."""
     if case.question.devices is None:
         return None
@@ -144,16 +147,16 @@ def _prefill_of(case: Case, found: Profile, notes: list[Note]) -> PrefillTime | 
     if isinstance(speed, str):
         notes.append(Note("throughput", "unknown", speed))
         return None
-    fitted = prefill_time(speed.model, found.longest_prompt)
+    fitted = prefill_time(speed.model, profiled.longest_prompt)
     if fitted.worst_error > _WORTH_A_NOTE:
         text = f"the prefill time of a single prompt is approximated within {fitted.worst_error:.0%}"
         notes.append(Note("throughput", "fitted-prefill", text))
     return fitted
 
 
-def _sizes(sizes: Sizes, found: Profile, setup: Setup | None) -> list[int]:
+def _sizes(sizes: Sizes, profiled: Profile, setup: Setup | None) -> list[int]:
     """The sizes of the curve, in blocks."""
-    stack, unit = found.stack, 1 if setup is None else setup.block.of_replica
+    stack, unit = profiled.stack, 1 if setup is None else setup.block.of_replica
     if sizes.memory_bytes:
         return [size // unit for size in sizes.memory_bytes]
     if sizes.tokens:
@@ -167,8 +170,8 @@ def _sizes(sizes: Sizes, found: Profile, setup: Setup | None) -> list[int]:
     return [*blocks, size // unit]
 
 
-def _add_notes(found: Profile, blocks: Sequence[int], notes: list[Note]) -> None:
-    trace, stack = found.trace, found.stack
+def _add_notes(profiled: Profile, blocks: Sequence[int], notes: list[Note]) -> None:
+    trace, stack = profiled.trace, profiled.stack
     if trace.num_bad_rows:
         notes.append(Note("trace", BAD_ROWS, trace.bad_rows_text))
     if stack.sampling_rate < 1:

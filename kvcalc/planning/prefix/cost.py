@@ -44,13 +44,13 @@ def prefixes_of(case: Case) -> Prefixes:
     if case.layout.data_parallel_size > 1:
         raise LayoutError("--dp: each DP rank has a prefix cache of its own", "leave it out")
     check_caching(case.engine, "kvcalc prefix")
-    found = case.prefixes()
-    if not found.shares_memory:
+    prefixes = case.prefixes()
+    if not prefixes.shares_memory:
         raise UsageError(
             f"{case.engine.name} keeps prompts as a whole, not in blocks that they share",
             "use vllm, sglang or tensorrt-llm",
         )
-    return found
+    return prefixes
 
 
 def block_bytes(case: Case, prefixes: Prefixes, block_tokens: int, prompt_tokens: int, notes: list[Note]) -> BlockBytes:
@@ -61,12 +61,12 @@ def block_bytes(case: Case, prefixes: Prefixes, block_tokens: int, prompt_tokens
     devices = case.layout.tensor_parallel_size * case.layout.pipeline_parallel_size
     whole = max(block_tokens, prompt_tokens // block_tokens * block_tokens)
     number = whole // block_tokens
-    one = ceil_div(prefixes.kept_bytes(whole), number)
-    if any(prefixes.kept_bytes(blocks * block_tokens) != blocks * one for blocks in (1, number)):
+    of_one_block = ceil_div(prefixes.kept_bytes(whole), number)
+    if any(prefixes.kept_bytes(blocks * block_tokens) != blocks * of_one_block for blocks in (1, number)):
         text = "windows and states are kept once per prompt; their bytes are spread over a prompt of mean length"
         notes.append(Note("curve", "uneven-blocks", text))
     in_tier = case.layout.pipeline_parallel_size * ceil_div(store_of(case).tier_bytes(whole), number)
-    return BlockBytes(one, devices, in_tier)
+    return BlockBytes(of_one_block, devices, in_tier)
 
 
 class PrefillTime(NamedTuple):

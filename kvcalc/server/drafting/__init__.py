@@ -46,48 +46,48 @@ both (load_model in tools/server/server-context.cpp: params_dft).
 """
 
 
-def check_speculation(asked: Speculation, has_device: bool) -> None:
+def check_speculation(speculation: Speculation, has_device: bool) -> None:
     """Raise UsageError (exit 2) if a value is missing or out of range."""
-    if asked.method not in METHODS:
-        raise UsageError(f"--speculative {asked}: not a method", f"one of {', '.join(METHODS)}; {_EXAMPLE}")
-    if not 1 <= asked.num_tokens <= MOST_TOKENS:
-        hint = "leave --speculative out to draft no tokens" if asked.num_tokens < 1 else _EXAMPLE
-        raise UsageError(f"--speculative {asked}: the number of tokens must be from 1 to {MOST_TOKENS}", hint)
-    length, most = asked.acceptance_length, asked.num_tokens + 1
+    if speculation.method not in METHODS:
+        raise UsageError(f"--speculative {speculation}: not a method", f"one of {', '.join(METHODS)}; {_EXAMPLE}")
+    if not 1 <= speculation.num_tokens <= MOST_TOKENS:
+        hint = "leave --speculative out to draft no tokens" if speculation.num_tokens < 1 else _EXAMPLE
+        raise UsageError(f"--speculative {speculation}: the number of tokens must be from 1 to {MOST_TOKENS}", hint)
+    length, most = speculation.acceptance_length, speculation.num_tokens + 1
     if length is None and has_device:
         raise UsageError(
-            f"--speculative {asked}: the speed depends on how many tokens are accepted",
+            f"--speculative {speculation}: the speed depends on how many tokens are accepted",
             "give the mean number of tokens per step, which engines print: --acceptance-length 2.4",
         )
     if length is not None and not 1 <= length <= most:
         raise UsageError(
             f"--acceptance-length {length:g}: must be from 1 to {most}",
-            f"a step gives 1 token, plus at most the {asked.num_tokens} drafted ones",
+            f"a step gives 1 token, plus at most the {speculation.num_tokens} drafted ones",
         )
-    if asked.method in (DRAFT, DFLASH) and asked.draft_model is None:
-        raise UsageError(f"--speculative {asked}: the draft model is missing", "--draft-model MODEL")
-    if asked.method not in WITH_DRAFT_MODEL and asked.draft_model is not None:
+    if speculation.method in (DRAFT, DFLASH) and speculation.draft_model is None:
+        raise UsageError(f"--speculative {speculation}: the draft model is missing", "--draft-model MODEL")
+    if speculation.method not in WITH_DRAFT_MODEL and speculation.draft_model is not None:
         raise UsageError(
-            f"--draft-model {asked.draft_model.name}: {asked.method} has no draft model",
-            f"use --speculative draft:{asked.num_tokens}",
+            f"--draft-model {speculation.draft_model.name}: {speculation.method} has no draft model",
+            f"use --speculative draft:{speculation.num_tokens}",
         )
 
 
-def matching_of(asked: Speculation, engine: str, spec: ModelSpec, reuse: CacheReuse) -> Matching:
+def matching_of(speculation: Speculation, engine: str, spec: ModelSpec, reuse: CacheReuse) -> Matching:
     """The prefixes that an engine finds while it drafts. UsageError (exit 2) if that is not known for the method."""
     moved = "--offload" if reuse.offload else "" if reuse.transfer is None else "--transfer-bandwidth"
-    return engine_class(engine).reuse().matching(asked, spec, release_of(engine), moved)
+    return engine_class(engine).reuse().matching(speculation, spec, release_of(engine), moved)
 
 
-def drafter_of(asked: Speculation, spec: ModelSpec, workload: Workload) -> Drafter | None:
+def drafter_of(speculation: Speculation, spec: ModelSpec, workload: Workload) -> Drafter | None:
     """What drafts tokens for `spec`, which is bound to `workload`. None for n-grams."""
-    model = None if asked.draft_model is None else bind_workload(asked.draft_model, workload)
-    return drafting.drafter_of(spec, model, asked.method)
+    model = None if speculation.draft_model is None else bind_workload(speculation.draft_model, workload)
+    return drafting.drafter_of(spec, model, speculation.method)
 
 
-def with_layers(asked: Speculation, spec: ModelSpec, workload: Workload) -> ModelSpec:
+def with_layers(speculation: Speculation, spec: ModelSpec, workload: Workload) -> ModelSpec:
     """`spec` with the layers that draft tokens. Raises UsageError (exit 2) if this is not possible or not modelled."""
-    drafter = drafter_of(asked, spec, workload)
+    drafter = drafter_of(speculation, spec, workload)
     if workload.layout.pipeline_parallel_size > 1:
         raise LayoutError(
             f"--pp {workload.layout.pipeline_parallel_size}: drafted tokens are not modelled with pipeline stages",
@@ -110,28 +110,30 @@ def has_own_pool(engine: str, drafter: Drafter | None) -> bool:
     return not drafting.reads_cache(drafter.spec)
 
 
-def slots_of(asked: Speculation, engine: Engine, serves_requests: bool) -> int:
+def slots_of(speculation: Speculation, engine: Engine, serves_requests: bool) -> int:
     """The slots that a running request takes beyond its own tokens.
 
     Requests to serve may be shorter than the engine allows. Without them, the context is the longest request.
     """
-    return engine.lookahead_tokens(asked.num_tokens, is_longest=not serves_requests, by_ngrams=asked.method == NGRAM)
+    return engine.lookahead_tokens(
+        speculation.num_tokens, is_longest=not serves_requests, by_ngrams=speculation.method == NGRAM
+    )
 
 
-def notes_of(asked: Speculation, engine: str, spec: ModelSpec, settings: Mapping[str, str]) -> list[Note]:
+def notes_of(speculation: Speculation, engine: str, spec: ModelSpec, settings: Mapping[str, str]) -> list[Note]:
     """What the engine does if it drafts, and what is assumed about an EAGLE head without a config."""
     notes = [*engine_class(engine).reuse().draft_notes(settings)]
-    if asked.method in (EAGLE, EAGLE1) and asked.draft_model is None:
+    if speculation.method in (EAGLE, EAGLE1) and speculation.draft_model is None:
         text = f"the EAGLE head is assumed to be a layer like the last of {spec.name}; --draft-model reads its config"
         notes.append(Note("speculative", "assumed-head", text))
     return notes
 
 
-def describe_asked(asked: Speculation) -> documents.PlanSpeculative:
+def describe_asked(speculation: Speculation) -> documents.PlanSpeculative:
     """How tokens are drafted, as it was asked for."""
     return {
-        "method": cast(Any, asked.method),
-        "num_draft_tokens": asked.num_tokens,
-        "acceptance_length": asked.acceptance_length,
-        "draft_model": None if asked.draft_model is None else asked.draft_model.name,
+        "method": cast(Any, speculation.method),
+        "num_draft_tokens": speculation.num_tokens,
+        "acceptance_length": speculation.acceptance_length,
+        "draft_model": None if speculation.draft_model is None else speculation.draft_model.name,
     }

@@ -44,12 +44,12 @@ def draft_weights(case: Case) -> int | str:
     return plain_bytes(mine, stored.base, stored.linear)[0]
 
 
-def key_of(asked: Speculation) -> tuple[object, ...]:
+def key_of(speculation: Speculation) -> tuple[object, ...]:
     """The key of the speed of this way to draft tokens.
 
     A draft model is compared by identity. `drafter_of` remembers it for as long as speeds are remembered.
     """
-    return asked.method, asked.num_tokens, asked.acceptance_length, id(asked.draft_model)
+    return speculation.method, speculation.num_tokens, speculation.acceptance_length, id(speculation.draft_model)
 
 
 def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
@@ -57,8 +57,8 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
     from kvcalc.throughput.counts import count
     from kvcalc.throughput.drafting import BETWEEN_SECONDS, DraftingModel, drafter_model
 
-    asked, workload, model = speculation_of(case), case.workload, None
-    drafter = drafter_of(asked, case.spec, workload)
+    speculation, workload, model = speculation_of(case), case.workload, None
+    drafter = drafter_of(speculation, case.spec, workload)
     if drafter is not None:
         placement = case.engine.placement
         if placement is not None and not placement.kv_offload:
@@ -74,10 +74,10 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
         model = drafter_model(target, counts)
     schedule = case.engine.schedule()
     between = BETWEEN_SECONDS if schedule is not None and schedule.overlaps else 0.0
-    length = 1.0 if asked.acceptance_length is None else float(asked.acceptance_length)
+    length = 1.0 if speculation.acceptance_length is None else float(speculation.acceptance_length)
     return DraftingModel(
-        target, model, asked.num_tokens, length,
-        starts_with_accepted=asked.method != DRAFT, in_one_pass=asked.method == DFLASH,
+        target, model, speculation.num_tokens, length,
+        starts_with_accepted=speculation.method != DRAFT, in_one_pass=speculation.method == DFLASH,
         between_seconds=between,
     )  # fmt: skip
 
@@ -92,13 +92,13 @@ def _stored(case: Case, drafter: Drafter) -> StoredWeights | str:
     if drafter.is_model:
         dtype, _ = case.engine_class.weight_dtype(drafter.spec, question.dtype)
         return stored_weights(drafter.spec, drafter.spec, dtype, workload.model_dtype)
-    found = stored_weights(case.model, case.spec, question.dtype, workload.model_dtype)
-    if isinstance(found, str):
-        return found
+    weights = stored_weights(case.model, case.spec, question.dtype, workload.model_dtype)
+    if isinstance(weights, str):
+        return weights
     if drafter.read is None:
         return f"the weights of {case.spec.name} are not known"
-    found = found._replace(weights=drafter.read)
-    return found if drafter.like_model else found._replace(linear=None, scheme=None, name=workload.model_dtype.name)
+    weights = weights._replace(weights=drafter.read)
+    return weights if drafter.like_model else weights._replace(linear=None, scheme=None, name=workload.model_dtype.name)
 
 
 def _counts_files(case: Case) -> bool:
@@ -106,5 +106,5 @@ def _counts_files(case: Case) -> bool:
     files = files_of(case.model)
     if files is None or files.draft_bytes:
         return False
-    found = describe_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype, [])
-    return bool(found["bytes_source"] == "safetensors")
+    described = describe_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype, [])
+    return bool(described["bytes_source"] == "safetensors")

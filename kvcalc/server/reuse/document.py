@@ -59,16 +59,16 @@ def _describe_prefix(case: Case, reuse: CacheReuse, fit: documents.Fit | None) -
     prefixes, workload, allocation = case.prefixes(), case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch
     common = min(reuse.prefix_tokens, prompt_tokens_of(case.question.speed, workload) - 1)
-    found = prefixes.found(common)
+    tokens_found = prefixes.found(common)
     held, more = (allocation.batch_bytes(case.share, dtype, tokens, number) for number in (batch, batch + 1))
     most = None if fit is None else fit["max_batch_size"]
     most_alone = _most_alone(case, fit)
     return {
         "prefix_tokens": reuse.prefix_tokens,
         "block_tokens": prefixes.block_tokens,
-        "found_tokens": found,
+        "found_tokens": tokens_found,
         "shared_tokens": prefixes.shared(common),
-        "kept_bytes": prefixes.kept_bytes(found),
+        "kept_bytes": prefixes.kept_bytes(tokens_found),
         "saved_bytes": allocation.alone().batch_bytes(case.share, dtype, tokens, batch) - held,
         "next_request_bytes": more - held,
         "max_batch_size_alone": most_alone,
@@ -88,8 +88,8 @@ def _most_alone(case: Case, fit: documents.Fit | None) -> int | None:
         return largest_batch(alone, fit["kv_cache_memory_bytes"], case.workload.context_tokens)
     from kvcalc.server.budget import budget
 
-    found = budget(alone)
-    return None if isinstance(found, str) else found.running_limit()
+    room = budget(alone)
+    return None if isinstance(room, str) else room.running_limit()
 
 
 def _describe_sessions(
@@ -166,8 +166,8 @@ class Store(NamedTuple):
     @property
     def unit_bytes(self) -> int:
         """The bytes of a tier that a unit takes, of all devices."""
-        one = self.tier_bytes(self.unit_tokens)
-        return self.tier_bytes(2 * self.unit_tokens) - one if self.prefixes.confirming_tokens else one
+        of_unit = self.tier_bytes(self.unit_tokens)
+        return self.tier_bytes(2 * self.unit_tokens) - of_unit if self.prefixes.confirming_tokens else of_unit
 
     def tier_bytes(self, tokens: int, after: int = 0) -> int:
         """The bytes of a tier that keeps a context, of all devices, without its first `after` tokens."""

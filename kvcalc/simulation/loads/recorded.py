@@ -76,10 +76,10 @@ def record(
     UsageError (exit 2) if it has no requests, no times of arrival, or only one time, which gives no rate.
     """
     notes: list[Note] = []
-    found = Recording(name, scale_rate, answered(trace, name, num_requests, notes), notes)
-    if found.duration_seconds <= 0:
+    recording = Recording(name, scale_rate, answered(trace, name, num_requests, notes), notes)
+    if recording.duration_seconds <= 0:
         raise UsageError(
             f"--trace {name}: all requests arrive at the same time, which gives no rate",
             f"--lengths {name}, with --concurrency or --requests-per-second",
         )
-    return found
+    return recording

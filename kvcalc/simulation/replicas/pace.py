@@ -48,9 +48,9 @@ class Pace:
         """The tokens that come after the next `steps` steps."""
         if self._q == 1:
             return self  # all steps give the same
-        found = copy(self)
-        found.advance(steps)
-        return found
+        pace = copy(self)
+        pace.advance(steps)
+        return pace
 
     def advance(self, steps: int) -> int:
         """`steps` steps run. Returns their tokens."""
@@ -65,13 +65,13 @@ class Pace:
 
 def _floor_sum(number: int, divisor: int, factor: int, offset: int) -> int:
     """The sum of floor((factor x i + offset) / divisor) for i from 0 to number - 1, by Euclid's algorithm."""
-    found = 0
+    total = 0
     while number:
-        found += number * (number - 1) // 2 * (factor // divisor) + number * (offset // divisor)
+        total += number * (number - 1) // 2 * (factor // divisor) + number * (offset // divisor)
         factor, offset = factor % divisor, offset % divisor
         top = factor * number + offset
         if top < divisor:
             break
         number, offset = divmod(top, divisor)
         divisor, factor = factor, divisor
-    return found
+    return total

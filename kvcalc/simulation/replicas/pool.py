@@ -129,13 +129,13 @@ class BlockPool:
         if (most // g + 1) * self._growth <= free:
             return most
         rounds = min(most // g, free // self._growth)
-        found, free = rounds * g, free - rounds * self._growth
-        while found < most:
-            free -= self._slopes[-(self.steps + found) % g]
+        steps, free = rounds * g, free - rounds * self._growth
+        while steps < most:
+            free -= self._slopes[-(self.steps + steps) % g]
             if free < 0:
                 break
-            found += 1
-        return found
+            steps += 1
+        return steps
 
     def _add(self, key: int, sign: int) -> None:
         self.changes += 1
@@ -187,8 +187,8 @@ def _turns(table: Sequence[int]) -> list[int | None]:
     """
     if isinstance(table, range):
         return []
-    found: list[int | None] = [None] * len(table)
+    turns: list[int | None] = [None] * len(table)
     for block in range(len(table) - 3, -1, -1):
         same = table[block + 1] - table[block] == table[block + 2] - table[block + 1]
-        found[block] = found[block + 1] if same else block + 1
-    return found
+        turns[block] = turns[block + 1] if same else block + 1
+    return turns

@@ -37,9 +37,9 @@ class PrefillFirstReplica(Replica):
         self._joined: dict[Request, None] = {}
 
     def plan(self) -> Plan:
-        found = super().plan()
+        plan = super().plan()
         self._read_prompts()
-        return found
+        return plan
 
     def _read_prompts(self) -> None:
         """Requests find the blocks of the prompts that the last step computed."""

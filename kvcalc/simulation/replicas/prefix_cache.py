@@ -46,13 +46,13 @@ class PrefixCache:
         finds_own = self._finds_own and request.kept
         if not request.names and not finds_own:
             return 0
-        found = tokens = 0
+        blocks = tokens = 0
         for name in request.names:
             units = self.units if name in self._users else self._unused.get((True, name), 0)
             tokens += self._tokens(units)
             if units < self.units:
                 break
-            found += 1
+            blocks += 1
         else:
             if finds_own:
                 # Blocks are freed from the last one to the first, so what is left is the beginning.
@@ -61,7 +61,7 @@ class PrefixCache:
         # The last token is always computed, and with it its block (max_cache_hit_length).
         size = self._pool.block_tokens
         request.cached_tokens = min(tokens, (request.target - 1) // size * size, request.findable_tokens)
-        request.shared = min(found, request.cached_tokens // self.tokens)
+        request.shared = min(blocks, request.cached_tokens // self.tokens)
         return self.units * sum([name in self._users for name in request.names[: request.shared]])
 
     def make_room(self, promised: int) -> None:

@@ -298,14 +298,16 @@ class Replica(Holder):
             return 0.0
         context = max(self.context, request.computed)
         line = self.times.line(max(self.decoding, 1), context)
-        found = lag.seconds + lag.token_seconds * request.prompt_tokens + lag.steps * (line.base + line.slope * context)
+        seconds = (
+            lag.seconds + lag.token_seconds * request.prompt_tokens + lag.steps * (line.base + line.slope * context)
+        )
         cached_tokens, tokens = request.cached_tokens, request.prompt_tokens - request.cached_tokens
         if lag.launch_seconds and tokens < self._hides_launch:
             wait = lag.launch_seconds - self.times.prompts([(cached_tokens, request.prompt_tokens)], 0)
-            found += max(0.0, wait)
+            seconds += max(0.0, wait)
             if wait <= 0 and not cached_tokens:
                 self._hides_launch = tokens
-        return found
+        return seconds
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""

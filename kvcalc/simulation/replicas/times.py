@@ -104,8 +104,8 @@ class ModelTimes:
             *(Part(start, end, share) for start, end in own),
             Part(0, tokens - sum([end - start for start, end in own]), 0.0),
         ]
-        found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
-        return self._factor * found.seconds
+        step = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
+        return self._factor * step.seconds
 
     def _new_line(self, batch: int, place: int, total: int | None = None) -> Line:
         low, high = self._ends[place - 1], self._ends[place]
@@ -118,9 +118,9 @@ class ModelTimes:
 
 def _piece_ends(model: SpeedModel) -> list[int]:
     """The contexts at which pieces end, ascending: the windows, and every power of two. The first is 1."""
-    found = {2**power for power in range(31)}
-    found.update(row.most_tokens for row in model.counts.work if row.most_tokens)
-    return sorted(found)
+    ends = {2**power for power in range(31)}
+    ends.update(row.most_tokens for row in model.counts.work if row.most_tokens)
+    return sorted(ends)
 
 
 def run_seconds(line: Line, batch: int, context: int, steps: int, pace: Pace) -> float:
@@ -149,9 +149,9 @@ def steps_until(line: Line, batch: int, context: int, now: float, until: float, 
     b = line.base + line.slope * context - a
     span = until - now
     guess = (sqrt(b * b + 4 * a * span) - b) / (2 * a) if a > 0 and span > 0 else span / b if b > 0 else most
-    found = min(max(int(guess) + 1, 1), most)
-    while found > 1 and now + run_seconds(line, batch, context, found - 1, pace) >= until:
-        found -= 1
-    while found < most and now + run_seconds(line, batch, context, found, pace) < until:
-        found += 1
-    return found
+    steps = min(max(int(guess) + 1, 1), most)
+    while steps > 1 and now + run_seconds(line, batch, context, steps - 1, pace) >= until:
+        steps -= 1
+    while steps < most and now + run_seconds(line, batch, context, steps, pace) < until:
+        steps += 1
+    return steps

@@ -80,10 +80,10 @@ def text(row: Mapping[str, Any], key: str) -> str | None:
 def table(row: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     """The object at the end of a path of keys. Empty if there is none."""
     for key in keys:
-        found = row.get(key)
-        if not isinstance(found, dict):
+        part = row.get(key)
+        if not isinstance(part, dict):
             return {}
-        row = found
+        row = part
     return row
 
 
