@@ -56,12 +56,12 @@ def takes(
                         raise UsageError(f"{name}: an empty list", "name at least one")
                 if name in fields:
                     _check_fields(function.__name__, name, value, fields[name].split(), names)
-            for name, other in required.items():
-                if name in given and other not in given:
-                    raise UsageError(f"{name} needs {other}", f"kvcalc.{function.__name__}(..., {other}=...)")
-            for one, other in exclusive:
-                if one in given and other in given:
-                    raise UsageError(f"{one} and {other} cannot be combined", "use one")
+            for name, second in required.items():
+                if name in given and second not in given:
+                    raise UsageError(f"{name} needs {second}", f"kvcalc.{function.__name__}(..., {second}=...)")
+            for first, second in exclusive:
+                if first in given and second in given:
+                    raise UsageError(f"{first} and {second} cannot be combined", "use one")
             return function(*args, **kwargs)
 
         return ask

@@ -305,8 +305,8 @@ def check(
     simulation = None
     if input_tokens is not None and output_tokens is not None:
         simulation = PlannedLoad(one_length(input_tokens, output_tokens), seed=seed, router="round-robin")
-    found = find_devices(devices) if isinstance(devices, str) else devices
+    parsed = find_devices(devices) if isinstance(devices, str) else devices
     return ask(
-        choose_server(command, service), found, input_tokens=input_tokens, output_tokens=output_tokens, targets=targets,
-        simulation=simulation, speed=speed, weights_bytes=weights_bytes,
+        choose_server(command, service), parsed, input_tokens=input_tokens, output_tokens=output_tokens,
+        targets=targets, simulation=simulation, speed=speed, weights_bytes=weights_bytes,
     )  # fmt: skip

@@ -51,8 +51,8 @@ class RaggedCache(TokenCache):
         return tuple(max(0, min(self.length - behind, most)) for behind, most in zip(self.behind, self.capacities))
 
     def each(self) -> list[TokenCache]:
-        for one, behind in zip(self._each, self.behind):
-            one.length = max(0, self.length - behind)
+        for cache, behind in zip(self._each, self.behind):
+            cache.length = max(0, self.length - behind)
         return self._each
 
     def views(self, slots: slice = slice(None)) -> tuple[Tensor, ...]:
@@ -69,10 +69,10 @@ class RaggedCache(TokenCache):
         if tokens == 1 and self.length >= max(self.behind):
             self._append_one(rows)
         else:
-            for number, (one, behind) in enumerate(zip(self.each(), self.behind)):
+            for number, (cache, behind) in enumerate(zip(self.each(), self.behind)):
                 new = min(tokens, self.length + tokens - behind)
                 if new > 0:
-                    one.append(tuple(row[number : number + 1, :, tokens - new :] for row in rows))
+                    cache.append(tuple(row[number : number + 1, :, tokens - new :] for row in rows))
         self.length += tokens
 
     def numbers(self, name: str) -> Tensor:
@@ -112,10 +112,10 @@ class _PagedSequence(PagedCache):
             self._set_table(whole.table[number : number + 1, : self.num_blocks])
 
 
-def _copy_sizes(one: TokenCache, whole: RaggedCache, number: int) -> None:
-    one.scaling, one._fixed = whole.scaling, whole._fixed
-    one.batch_size, one.dtype, one.stored_dtype, one.length = 1, whole.dtype, whole.stored_dtype, 0
-    one.capacity, one.max_tokens = whole.capacities[number], whole.max_tokens - whole.behind[number]
+def _copy_sizes(cache: TokenCache, whole: RaggedCache, number: int) -> None:
+    cache.scaling, cache._fixed = whole.scaling, whole._fixed
+    cache.batch_size, cache.dtype, cache.stored_dtype, cache.length = 1, whole.dtype, whole.stored_dtype, 0
+    cache.capacity, cache.max_tokens = whole.capacities[number], whole.max_tokens - whole.behind[number]
 
 
 @lru_cache(maxsize=64)

@@ -216,8 +216,8 @@ class Questions:
             raise UsageError("trace: batch reads no traces", f"use kvcalc {command} --trace")
         if given["model"] is None:
             raise UsageError("model is missing", 'for example "model": "llama-3.1-8b"')
-        found: documents.Batch = import_module(f"kvcalc.cli.{command}").answer(given, self.models.model_of)
-        return found
+        document: documents.Batch = import_module(f"kvcalc.cli.{command}").answer(given, self.models.model_of)
+        return document
 
     def _check(self, fields: Mapping[str, Any]) -> "documents.Batch":
         """The answer to a line with a `server`, the command that starts it."""
@@ -267,7 +267,7 @@ def parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], Values]:
     A field has every long name of its option, with _ for -, and the name that answers and Python have for it, with its
     unit, such as context_tokens.
     """
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     defaults: Values = {}
     options = typer.main.get_command(app).params
     names = {option.name for option in options}
@@ -278,13 +278,13 @@ def parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], Values]:
         if option.name in _NO_FIELDS or (option.name == _OF_THE_EXIT_CODE and "check" in names):
             continue
         parameter = Parameter(option.name, bool(getattr(option, "is_flag", False)))
-        found[option.name] = parameter
+        parameters[option.name] = parameter
         for name in option.opts:
             if name.startswith("--"):
-                found[name[2:].replace("-", "_")] = parameter
+                parameters[name[2:].replace("-", "_")] = parameter
         if option.name in OPTIONS:
-            found.setdefault(OPTIONS[option.name].name, parameter)
-    return found, defaults
+            parameters.setdefault(OPTIONS[option.name].name, parameter)
+    return parameters, defaults
 
 
 def _text_of(field: str, value: Any, is_flag: bool) -> Any:
@@ -335,23 +335,23 @@ class Models:
         """Like `cli.question.load_model_of`."""
         # A what-if (--kv-heads) is part of the model only if the model is described by options.
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
-        found = self._found.get(key)
-        if found is None:
+        model = self._found.get(key)
+        if model is None:
             if key in self._refused:
                 raise self._refused[key].with_traceback(None)
             try:
-                found = load_model_of(reference, what_if, flags, assume)
+                model = load_model_of(reference, what_if, flags, assume)
             except KvcalcError as error:
                 # Searching all presets for similar names takes as long as hundreds of answers.
                 if len(self._refused) < _MOST_MODELS and len(reference or "") < 4096:
                     self._refused[key] = error.with_traceback(None)
                 raise
-            self._keep(key, found)
-        spec, left = found
+            self._keep(key, model)
+        spec, left = model
         return spec, left if reference is None else what_if
 
-    def _keep(self, key: tuple[object, ...], found: "tuple[ModelSpec, WhatIf]") -> None:
-        self._values += _count_values(found[0].quantization) + len(found[0].layers)
+    def _keep(self, key: tuple[object, ...], model: "tuple[ModelSpec, WhatIf]") -> None:
+        self._values += _count_values(model[0].quantization) + len(model[0].layers)
         if len(self._found) >= _MOST_MODELS or self._values > _MOST_VALUES:
             from kvcalc.model.memo import forget
 
@@ -359,7 +359,7 @@ class Models:
             self.cases.forget()
             self._values = 0
             forget()
-        self._found[key] = found
+        self._found[key] = model
 
 
 def _count_values(value: object) -> int:

@@ -85,22 +85,22 @@ def _options_of(command: Any, typed: Sequence[str], used: Iterable[str] = ()) ->
     """The options that are not given yet. Engine options are included only for the engines that --engine names."""
     from kvcalc.engines.declarations import OPTIONS
 
-    own = {option.name for engine in engines_in(typed) for option in OPTIONS[engine]}
-    found = {}
+    names_of_engines = {option.name for engine in engines_in(typed) for option in OPTIONS[engine]}
+    options = {}
     for option in command.params:
         name = next((name for name in option.opts if name.startswith("--")), "")
-        is_others = getattr(option, "rich_help_panel", None) == ENGINE_PANEL and name[2:] not in own
+        is_others = getattr(option, "rich_help_panel", None) == ENGINE_PANEL and name[2:] not in names_of_engines
         if name and not is_others and (option.name not in used or option.multiple):
-            found[name] = first_sentence(option.help).partition(" [default")[0]
-    return {**found, "--help": "Show all options."}
+            options[name] = first_sentence(option.help).partition(" [default")[0]
+    return {**options, "--help": "Show all options."}
 
 
 def _values(kind: str, parameter: Any, last: str, typed: Sequence[str]) -> dict[str, str]:
     """The values of an option or an argument that begin with `last`."""
     done = last.rpartition(",") if kind in _LISTS.get(parameter.name, ()) else ("", "", last)
     head, part = done[0] + done[1], done[2]
-    found = _beginning(part, dict.fromkeys(_known(kind, parameter, part, typed), ""))
-    return {text if text.startswith(":") else head + text: help for text, help in found.items()}
+    beginning = _beginning(part, dict.fromkeys(_known(kind, parameter, part, typed), ""))
+    return {text if text.startswith(":") else head + text: help for text, help in beginning.items()}
 
 
 def _known(kind: str, parameter: Any, part: str, typed: Sequence[str]) -> Iterable[str]:
@@ -134,10 +134,12 @@ def _known(kind: str, parameter: Any, part: str, typed: Sequence[str]) -> Iterab
     return (FILES,) if is_file else ()
 
 
-def _beginning(last: str, found: dict[str, str]) -> dict[str, str]:
+def _beginning(last: str, candidates: dict[str, str]) -> dict[str, str]:
     """The candidates that begin with `last`, ignoring case, and the directives."""
     start = last.casefold()
-    return {name: help for name, help in found.items() if name.casefold().startswith(start) or name.startswith(":")}
+    return {
+        name: help for name, help in candidates.items() if name.casefold().startswith(start) or name.startswith(":")
+    }
 
 
 def _names(kind: str, part: str) -> list[str]:
@@ -234,5 +236,5 @@ def _families() -> list[str]:
     from kvcalc.model.preset_folders import shipped_files
     from kvcalc.model.presets import presets_folder
 
-    found = (name for _, path in shipped_files(presets_folder()) for name in _listed(path, "family:"))
-    return sorted(set(found), key=str.casefold)
+    families = (name for _, path in shipped_files(presets_folder()) for name in _listed(path, "family:"))
+    return sorted(set(families), key=str.casefold)

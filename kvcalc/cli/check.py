@@ -30,8 +30,8 @@ class TakesCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse kvcalc's own options, and keep the other words."""
-        own, ctx.meta["kvcalc.command"] = _divided(args, self.params)
-        return super().parse_args(ctx, own)
+        own_words, ctx.meta["kvcalc.command"] = _divided(args, self.params)
+        return super().parse_args(ctx, own_words)
 
 
 def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
@@ -44,7 +44,7 @@ def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
     reader = next((one for one in readers() if program_end(one, args) is not None), None)
     end = 0 if reader is None else program_end(reader, args) or 0
     # Before its program, a command has no options of its engine.
-    own, words, place = list[str](), list[str](), 0
+    own_words, words, place = list[str](), list[str](), 0
     while place < len(args):
         word = args[place]
         name = word.partition("=")[0]
@@ -54,12 +54,12 @@ def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
         is_engines = reader is not None and place >= end and reader.arguments.takes(word)
         if name in takes_value and not is_engines:
             number = 2 if takes_value[name] and "=" not in word else 1
-            own += args[place : place + number]
+            own_words += args[place : place + number]
             place += number
             continue
         words.append(word)
         place += 1
-    return own, words
+    return own_words, words
 
 
 @app.command(cls=o.taking(*o.declared("check"), base=TakesCommand))
@@ -184,8 +184,8 @@ def _shown_targets(given: Mapping[str, Any]) -> dict[str, Any]:
 def _speed_of(given: Mapping[str, Any]) -> "SpeedQuestion":
     from kvcalc.question.question import SpeedQuestion
 
-    asked = SpeedQuestion(**values_of(SpeedQuestion, {**given, "input_tokens": None, "output_tokens": None}))
-    return asked._replace(calibration=calibration_of(given))
+    speed = SpeedQuestion(**values_of(SpeedQuestion, {**given, "input_tokens": None, "output_tokens": None}))
+    return speed._replace(calibration=calibration_of(given))
 
 
 def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.Check") -> dict[str, Any]:
@@ -216,14 +216,14 @@ def _servers(words: list[str], file: Optional[str], release: Optional[str]) -> "
     if file is None and len(words) == 1 and os.path.exists(words[0]):
         file = words[0]
     if file is not None:
-        found = servers_in(_text_of(file))
+        servers = servers_in(_text_of(file))
     elif len(words) == 1 and any(c.isspace() for c in words[0]):
-        found = servers_in(words[0])
+        servers = servers_in(words[0])
     else:
-        found = servers_of_words(words)
-    if not found:
+        servers = servers_of_words(words)
+    if not servers:
         raise no_server()
-    return [of_release(server, release) for server in found]
+    return [of_release(server, release) for server in servers]
 
 
 def _text_of(file: str) -> str:

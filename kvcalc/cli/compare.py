@@ -37,7 +37,7 @@ def compare(
     if len(names) > 1 and any(given[name] is not None for name in ("gpu_memory", "gpu_bandwidth", "flops")):
         raise UsageError("--gpu-memory, --gpu-bandwidth and --flops describe one device, but --gpu names several")
     calibration_of(given)  # refused if it is of one engine or device, and several are compared
-    asked = [{**given, "engine": engines[0], "gpu": name} for name in names]
+    questions = [{**given, "engine": engines[0], "gpu": name} for name in names]
     loaded = load_each(models)
     first = first_of(loaded)
 
@@ -47,10 +47,10 @@ def compare(
 
     document = ask(
         loaded,
-        question_of({**asked[0], "model": None}, model_of, own="attention"),
+        question_of({**questions[0], "model": None}, model_of, own="attention"),
         attentions=parse_attentions(given["attention"]),
         engines=engines,
-        devices=[devices for devices in map(devices_of, asked) if devices is not None],
+        devices=[devices for devices in map(devices_of, questions) if devices is not None],
     )
     answered = {row["model"] for row in document["models"] if row["reason"] is None}
     without = [row for row in document["models"] if row["model"] not in answered]
@@ -60,5 +60,5 @@ def compare(
         document = {**document, "warnings": told}
     output.emit(document, "compare")
     if without:
-        hint = next((found.hint for _, found in loaded if isinstance(found, KvcalcError)), None)
+        hint = next((model.hint for _, model in loaded if isinstance(model, KvcalcError)), None)
         raise RunError(f"no answer for {without[0]['model']}: {without[0]['reason']}", hint)

@@ -56,9 +56,9 @@ def _print_candidates(root: object, words: list[str]) -> None:
     from kvcalc.writing.shell import join
 
     try:
-        found = complete(root, words)
+        candidates = complete(root, words)
     except KvcalcError:
         return
-    for name, text in found.items():
+    for name, text in candidates.items():
         if join([name]) == name:
             print(f"{name}\t{one_line(text)}" if text else name)

@@ -77,8 +77,10 @@ def _write_report(ctx: typer.Context, question: "Question", document: Any, kind:
         clients = document["workload"]["concurrency"] or speed["serving"]["concurrency"]
         rows = []
         for number in sorted({max(1, round(clients * share)) for share in (0.1, 0.25, 0.5, 1, 1.5, 2)}):
-            found = ask(question._replace(speed=question.speed._replace(concurrency=number))).document["throughput"]
-            served = found and found["serving"]
+            throughput = ask(question._replace(speed=question.speed._replace(concurrency=number))).document[
+                "throughput"
+            ]
+            served = throughput and throughput["serving"]
             if served:
                 rows.append({
                     "load": number, "ttft_mean_seconds": served["ttft_seconds"],

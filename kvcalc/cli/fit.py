@@ -21,8 +21,8 @@ def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
     output = output_of(ctx.params)
     question = question_of(ctx.params)
     if question.asks_several:
-        asked = f"{ctx.params['model']} --gpu {ctx.params['gpu'] or 'h100'} --engine {ctx.params['engine']}"
-        raise UsageError("kvcalc fit needs one engine", f"for several: kvcalc compare {asked}")
+        words = f"{ctx.params['model']} --gpu {ctx.params['gpu'] or 'h100'} --engine {ctx.params['engine']}"
+        raise UsageError("kvcalc fit needs one engine", f"for several: kvcalc compare {words}")
     if question.devices is None:
         raise UsageError("kvcalc fit needs a device", "for example --gpu h100x8, or describe one: --gpu-memory 80GB")
     with output.refusals():

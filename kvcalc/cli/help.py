@@ -170,8 +170,8 @@ def _write_head(screen: Screen, command: Any, ctx: Any) -> None:
     pieces += [more] if (more := getattr(command, "more_usage", "")) else []
     screen.heading("Usage", " ".join([*pieces, *([command.subcommand_metavar] if subcommands else [])]))
     rows = [
-        Row(" ".join([name, *map(_usage, _arguments(one))]), first_sentence(one.help))
-        for name, one in subcommands.items()
+        Row(" ".join([name, *map(_usage, _arguments(subcommand))]), first_sentence(subcommand.help))
+        for name, subcommand in subcommands.items()
     ]
     _write_sections(screen, {"Commands": rows})
 
@@ -234,14 +234,14 @@ def engines_in(arguments: Sequence[str]) -> list[str]:
 
 
 def _arguments(command: Any) -> list[Any]:
-    found = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    return [argument for argument in found if not argument.hidden]
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    return [argument for argument in arguments if not argument.hidden]
 
 
 def _options(command: Any, ctx: Any) -> list[Any]:
     """The options that are not hidden; the last one is --help."""
-    found = [parameter for parameter in command.get_params(ctx) if parameter.param_type_name == "option"]
-    return [option for option in found if not option.hidden]
+    options = [parameter for parameter in command.get_params(ctx) if parameter.param_type_name == "option"]
+    return [option for option in options if not option.hidden]
 
 
 def _name(option: Any) -> str:

@@ -33,12 +33,12 @@ def parse_line(line: Line) -> dict[str, Any]:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise BadLineError(f"the key {twice[:60]!r} occurs twice")
-    return found
+    return fields
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates, parse_constant=refuse_constant)

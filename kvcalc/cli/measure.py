@@ -122,10 +122,10 @@ def _lengths_of(text: str, batch_size: int) -> tuple[int, ...]:
 
     if _LIST_OF_LENGTHS.fullmatch(listed := text.replace(" ", "")):
         return tuple(parse_tokens(piece, "--lengths") for piece in listed.split(","))
-    found = tuple(each.prompt_tokens + each.answer_tokens for each in islice(read_trace(text), batch_size))
-    if len(found) < batch_size:
-        raise UsageError(f"--batch {batch_size}: {text} has {len(found)} requests", f"at most --batch {len(found)}")
-    return found
+    lengths = tuple(each.prompt_tokens + each.answer_tokens for each in islice(read_trace(text), batch_size))
+    if len(lengths) < batch_size:
+        raise UsageError(f"--batch {batch_size}: {text} has {len(lengths)} requests", f"at most --batch {len(lengths)}")
+    return lengths
 
 
 @contextlib.contextmanager

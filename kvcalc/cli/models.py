@@ -86,8 +86,8 @@ def _list(given: dict[str, Any], text: Optional[str]) -> None:
     from kvcalc.question.question import Question
 
     presets, notes = choose_presets(wanted)
-    asked = {key: value for key, value in values_of(Question, given).items() if value is not None}
-    question = Question(**{**asked, "model": None})
+    values = {key: value for key, value in values_of(Question, given).items() if value is not None}
+    question = Question(**{**values, "model": None})
     most = parsed(given, "--most", parse_count) or MOST
     document = models_that_fit(presets, devices, question, most, wanted.max_weights_bytes, notes)
     output.emit(document, "models_fit")

@@ -73,15 +73,19 @@ class WithHelp:
         parse = parser.parse_args
 
         def parse_args(args: list[str]) -> Any:
-            found = parse(args=args)
-            given = [one for one in found[2] if not getattr(one, "is_flag", True) and not one.multiple]
+            parsed = parse(args=args)
+            given = [
+                parameter
+                for parameter in parsed[2]
+                if not getattr(parameter, "is_flag", True) and not parameter.multiple
+            ]
             if len(given) > len(set(given)):
-                twice = next(one for one in given if given.count(one) > 1)
+                twice = next(parameter for parameter in given if given.count(parameter) > 1)
                 name, hint = next(name for name in twice.opts if name.startswith("--")), None
                 if name in _SWEPT and ctx.info_name != "sweep":
                     hint = f"for several values: kvcalc sweep MODEL {name} A,B"
                 raise UsageError(f"{name} is given twice, and takes one value", hint)
-            return found
+            return parsed
 
         parser.parse_args = parse_args
         return parser
@@ -101,10 +105,10 @@ def taking(*options: Declared, base: Any = TyperCommand) -> Any:
 
     class Taking(WithHelp, base):  # type: ignore[misc]  # the base is a value
         def __init__(self, *args: Any, params: list[Any], callback: Callable[..., Any], **others: Any) -> None:
-            own = [parameter.name for parameter in params]
+            names = [parameter.name for parameter in params]
 
             def call(**given: Any) -> Any:
-                return callback(**{name: given[name] for name in own})
+                return callback(**{name: given[name] for name in names})
 
             super().__init__(*args, params=[*params, *built()], callback=call, **others)
 
@@ -184,25 +188,25 @@ def declared(command: str) -> list[Declared]:
 
 def _listed(command: str) -> list[Declared]:
     make: dict[str, Callable[..., Declared]] = {"option": option, "value": value, "flag": flag}
-    found: list[Declared] = []
+    declared: list[Declared] = []
     for row in table_of(command)["options"]:
         if isinstance(row, str):
-            found += shared(row)
+            declared += shared(row)
         else:
             (kind, name), *others = row.items()
-            found += output(path=name, **dict(others)) if kind == "output" else [make[kind](name, **dict(others))]
-    return found
+            declared += output(path=name, **dict(others)) if kind == "output" else [make[kind](name, **dict(others))]
+    return declared
 
 
 def shared(names: str) -> list[Declared]:
     """The options with these names, or with those of a group, in this order, as their fields declare them."""
-    found: list[Declared] = []
+    declared: list[Declared] = []
     for name in names.split():
         if name == "ENGINE_SETTINGS":
-            found.append(engine_settings)
+            declared.append(engine_settings)
         else:
-            found += shared(GROUPS[name]) if name in GROUPS else [option(name)]
-    return found
+            declared += shared(GROUPS[name]) if name in GROUPS else [option(name)]
+    return declared
 
 
 def option(name: str, help: str = "", **others: Any) -> Declared:
@@ -218,8 +222,8 @@ def engine_settings() -> list[TyperOption]:
 
     declared: dict[str, list[tuple[str, Any]]] = {}
     for engine_name, options in OF_ENGINES.items():
-        for one in options:
-            declared.setdefault(one.name, []).append((engine_name, one))
+        for engine_option in options:
+            declared.setdefault(engine_option.name, []).append((engine_name, engine_option))
     return [option for name, owners in declared.items() for option in _engine_option(name, *owners)()]
 
 

@@ -16,10 +16,10 @@ def choices() -> dict[str, list[str]]:
     return {name: listed.split(" | ") for listed, names in rows.items() for name in names.split()}
 
 
-def hint_for(asked: str, known: Collection[str]) -> str | None:
-    """What to type instead of the unknown option `asked`. `known` are the options of the command. None for no idea."""
-    for choice in choices().get(asked.lstrip("-").casefold().replace("_", "-"), ()):
+def hint_for(unknown: str, known: Collection[str]) -> str | None:
+    """What to type instead of the option `unknown`. `known` are the options of the command. None for no idea."""
+    for choice in choices().get(unknown.lstrip("-").casefold().replace("_", "-"), ()):
         option = choice.split()[0]
         if option in known or not option.startswith("-"):
             return f"use {choice}"
-    return nearest(asked, sorted(option for option in known if option.startswith("--")))
+    return nearest(unknown, sorted(option for option in known if option.startswith("--")))

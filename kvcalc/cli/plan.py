@@ -136,7 +136,7 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     else:
         lengths, pairs = _lengths_of(given)
         load = _load_of(given, pairs, lengths)
-    row = next((one for one in document["commands"] if one["engine"] == best["engine"]), None)
+    row = next((command for command in document["commands"] if command["engine"] == best["engine"]), None)
     try:
         asked = question_of(given, own="gpu num-gpus concurrency input-tokens output-tokens transfer-bandwidth engine")
         servers = servers_of_words(shell.split(row["command"] if row else ""))

@@ -98,9 +98,9 @@ def _prices(given: Mapping[str, Any]) -> Prices:
     if given["price"] is not None and devices is None:
         raise UsageError("--price needs --gpu, because costs are per saved GPU second", "for example --gpu h100")
     for text in o.names_of(given["price"], "--price"):
-        found = parse_memory_price(text)
-        if found is not None:
-            memory[found[0]] = found[1]
+        price = parse_memory_price(text)
+        if price is not None:
+            memory[price[0]] = price[1]
             continue
         from kvcalc.planning.plan.document import parse_price
 

@@ -53,8 +53,8 @@ def value_of(given: _Given, name: str) -> Any:
 
 def values_of(record: type[Any], given: _Given) -> dict[str, Any]:
     """The values of a record's fields that are given and have an option of their own."""
-    found = {field: value_of(given, field) for field in record._fields if field in FIELDS}
-    return {field: value for field, value in found.items() if value is not None}
+    values = {field: value_of(given, field) for field in record._fields if field in FIELDS}
+    return {field: value for field, value in values.items() if value is not None}
 
 
 def output_of(
@@ -66,20 +66,22 @@ def output_of(
     """
     from kvcalc.output.sink import FORMATS, choose
 
-    found = choose(given["format"], given["json"], given["get"], given["no_color"], formats or FORMATS, is_list=is_list)
+    output = choose(
+        given["format"], given["json"], given["get"], given["no_color"], formats or FORMATS, is_list=is_list
+    )
     if kind is not None:
-        found.check_path(kind)
-    return found
+        output.check_path(kind)
+    return output
 
 
 def context_of(given: _Given) -> int | None:
     """The value of --context, or of --max-model-len as vLLM reads it. UsageError if both are given and differ."""
-    asked: int | None = value_of(given, "context_tokens")
+    tokens: int | None = value_of(given, "context_tokens")
     vllm: int | None = value_of(given, "max_model_len")
     if vllm is None:
-        return asked
-    if asked not in (None, vllm):
-        raise UsageError(f"--context {asked} and --max-model-len {vllm} contradict each other")
+        return tokens
+    if tokens not in (None, vllm):
+        raise UsageError(f"--context {tokens} and --max-model-len {vllm} contradict each other")
     return vllm
 
 
@@ -88,8 +90,8 @@ def _asks_auto_context(given: _Given) -> bool:
     context, vllm = given.get("context"), given.get("max_model_len")
     if not isinstance(context or vllm, str):
         return False  # a number of a batch line, or neither
-    found = [text for text in (context, vllm) if text is not None]
-    auto = [str(text).casefold() in ("auto", "-1") for text in found]
+    texts = [text for text in (context, vllm) if text is not None]
+    auto = [str(text).casefold() in ("auto", "-1") for text in texts]
     if any(auto) and not all(auto):
         raise UsageError(f"--context {context} and --max-model-len {vllm} contradict each other")
     return all(auto) and not (context is not None and context.strip() == "-1")
@@ -242,11 +244,11 @@ def _speculation_of(given: _Given, load: Callable[[str], ModelSpec]) -> Speculat
         raise UsageError(f"--speculative {text[:40]}: the number of drafted tokens is missing", _DRAFTS)
     method = SAME_METHODS.get(method, method)
     tokens, model = 0 if number == "0" else parse_count(number, "--speculative"), given.get("draft_model")
-    asked = Speculation(method[:40], tokens, value_of(given, "acceptance_length"))
+    speculation = Speculation(method[:40], tokens, value_of(given, "acceptance_length"))
     if model is None:
-        check_speculation(asked, has_device=False)
-        return asked
-    return asked._replace(draft_model=find_drafter(model) or load(model))
+        check_speculation(speculation, has_device=False)
+        return speculation
+    return speculation._replace(draft_model=find_drafter(model) or load(model))
 
 
 def _reuse_of(given: _Given) -> CacheReuse | None:
@@ -254,8 +256,8 @@ def _reuse_of(given: _Given) -> CacheReuse | None:
     from kvcalc.question.question import CacheReuse
 
     tiers = {"offload": tier_sizes_of(given), "bandwidths": tier_rates_of(given)}
-    found = CacheReuse(**{**values_of(CacheReuse, given), **tiers})
-    return None if found == CacheReuse() else found
+    reuse = CacheReuse(**{**values_of(CacheReuse, given), **tiers})
+    return None if reuse == CacheReuse() else reuse
 
 
 def _check_needs(given: _Given, *names: str) -> None:
@@ -305,16 +307,16 @@ def calibration_of(given: _Given) -> Calibration | None:
         return None
     from kvcalc.planning.calibration import read_calibration
 
-    found = read_calibration((paths,) if isinstance(paths, str) else paths)
+    calibration = read_calibration((paths,) if isinstance(paths, str) else paths)
     for option, name in (("--gpu", "device"), ("--engine", "engine")):
         text = given.get(option.removeprefix("--")) or ""
-        unnamed = found.first_without(name)
+        unnamed = calibration.first_without(name)
         if unnamed is not None and ("," in text or text.casefold() == "all"):
             raise UsageError(
                 f"--calibrate {unnamed} does not name the {name}, and {option} names several",
                 f"ask for the {name} that was measured alone",
             )
-    return found
+    return calibration
 
 
 def devices_of(given: _Given) -> Devices | None:

@@ -78,11 +78,11 @@ def _curve_of(given: Mapping[str, Any], report: Any) -> "list[Row]":
         else:
             name = "scale_rate" if given["trace"] is not None else "requests_per_second"
             scaled[name] = f"{share * (value_of(given, name) or 1.0):.6g}"
-        found = answer(scaled)
+        document = answer(scaled)
         done += 1
         if report is not None:
             report(done)
-        return found
+        return document
 
     if given["trace"] == "-":
         return []  # stdin has been read

@@ -76,12 +76,12 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
 def resolve_kv_dtype(
     name: str,
     spec: ModelSpec,
-    asked: str,
+    dtype_name: str,
     settings: Mapping[str, str] | None = None,
     dtype: str | None = None,
     device_class: str | None = None,
 ) -> Resolved:
-    """The cache's dtype as engine `name` resolves `asked`, and the reason (`Engine.kv_dtype`).
+    """The cache's dtype as engine `name` resolves `dtype_name`, and the reason (`Engine.kv_dtype`).
 
     `name` may end in a release. `device_class` is the kind of device, None if there is none. Raises UsageError (exit 2)
     for an unknown engine or release.
@@ -90,7 +90,7 @@ def resolve_kv_dtype(
 
     engine, release = _class_of(name)
     place = Place(release.release if release else None, device_class)
-    return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
+    return engine.kv_dtype(spec, dtype_name, settings or {}, dtype, place)
 
 
 def engine_class(name: str, model_type: str = "") -> type[Engine]:
@@ -167,15 +167,15 @@ def _check_since(engine: type[Engine], settings: Mapping[str, str], release: Rel
             raise UsageError(text, f"it is in {engine.title} {option.since} and later")
 
 
-def _release_notes(engine: Engine, asked: RequestedRelease) -> list[Note]:
+def _release_notes(engine: Engine, requested: RequestedRelease) -> list[Note]:
     """A note if `engine` counts by the rules of another release than the one that was asked for."""
     from kvcalc.notes import Note
 
-    rules = None if asked.is_placed and asked.release is None else engine.rules_used(asked)
+    rules = None if requested.is_placed and requested.release is None else engine.rules_used(requested)
     if rules is None:
         return []
-    text = f"{engine.name}@{asked.text} counts by the rules read from {rules}"
-    if not asked.is_placed:
+    text = f"{engine.name}@{requested.text} counts by the rules read from {rules}"
+    if not requested.is_placed:
         text += "; the place of this name among the releases is not known"
     return [Note("engine", RELEASE, text + engine.older_rules)]
 

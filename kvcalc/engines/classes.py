@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from kvcalc.engines.engine import Engine
 
 
-def class_notes(engine: type[Engine], spec: ModelSpec, asked: RequestedRelease) -> tuple[Note, ...]:
+def class_notes(engine: type[Engine], spec: ModelSpec, requested: RequestedRelease) -> tuple[Note, ...]:
     """That the release has no class for the model. Raises LayoutError (exit 2) if Transformers' does not serve."""
     until, since = _rows(engine.name).get(spec.model_type, (None, ""))
-    if until is None or asked.release is None or asked.release > until:
+    if until is None or requested.release is None or requested.release > until:
         return ()
-    text = f"{engine.title} {asked.text} has no class for {spec.model_type}"
+    text = f"{engine.title} {requested.text} has no class for {spec.model_type}"
     # An engine without a class of its own runs that of Transformers, if it has the caches.
     if all(isinstance(one, SELF_ATTENTION_CACHES) for one in all_caches(spec)):
         return (Note("engine", "no-class", f"{text}: it starts only if it can run the class of Transformers"),)

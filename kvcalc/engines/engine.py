@@ -180,18 +180,18 @@ class Engine(ABC):
 
     @staticmethod
     def kv_dtype(
-        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+        spec: ModelSpec, dtype_name: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
     ) -> Resolved:
-        """The cache's dtype as the engine resolves `asked`, and the reason.
+        """The cache's dtype as the engine resolves `dtype_name`, and the reason.
 
         `dtype` is the requested weight dtype. `place` has the release and the device, which decide it for some models.
         """
-        return asked, None
+        return dtype_name, None
 
     @staticmethod
-    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
-        """The type of the weights in the engine if `asked` was requested (None: the config's own), and a note."""
-        return asked, None
+    def weight_dtype(spec: ModelSpec, dtype_name: str | None) -> tuple[str | None, Note | None]:
+        """The type of the weights in the engine if `dtype_name` was requested (None: the config's own), and a note."""
+        return dtype_name, None
 
     @classmethod  # noqa: B027 - most engines have no such settings
     def check_encoder(cls, spec: ModelSpec, settings: Mapping[str, str]) -> None:
@@ -226,13 +226,13 @@ class Engine(ABC):
         """
         return None
 
-    def rules_used(self, asked: RequestedRelease) -> str | None:
+    def rules_used(self, requested: RequestedRelease) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.
 
         Most engines have the rules of one release only.
         """
         own = self.version
-        return None if own is None or asked.text.removeprefix("v") == own.split()[-1] else own
+        return None if own is None or requested.text.removeprefix("v") == own.split()[-1] else own
 
     def reserve(self, question: ReserveInputs) -> Reserve:
         """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range.

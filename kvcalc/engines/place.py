@@ -45,6 +45,6 @@ DISTINGUISHED = (("blackwell", "B200 and B300"), ("blackwell-rtx", "RTX Blackwel
 """A device class of each kind that `Place` tells apart, and the devices of the kind. The last is any other class."""
 
 
-def is_fp8(asked: object) -> bool:
+def is_fp8(name: object) -> bool:
     """Whether a type that was asked for is fp8 with 4 bits of exponent, under any of its names."""
-    return isinstance(asked, str) and asked.casefold() in ("fp8", RAW_FP8.name, "float8_e4m3fn")
+    return isinstance(name, str) and name.casefold() in ("fp8", RAW_FP8.name, "float8_e4m3fn")

@@ -254,9 +254,9 @@ class Reader:
             raise UsageError(f"the draft model {str(checkpoint)[:40]!a} is not a name")
         return found
 
-    def _override(self, found: Read, name: str) -> None:
+    def _override(self, read: Read, name: str) -> None:
         """Read an option that changes the model's config. Changes of its language model's part count too."""
-        text = found.left.pop(name, None)
+        text = read.left.pop(name, None)
         if text is None:
             return
         changes = _nested(json_object(text, name))
@@ -267,12 +267,12 @@ class Reader:
             changes |= inner if isinstance(inner, dict) else {}
         for key, value in changes.items():
             if key in _POSITIONS:
-                found.overrides[key] = value
+                read.overrides[key] = value
             elif key not in _HARMLESS_KEYS:
-                found.unknown.append(f"--{name} {key}")
+                read.unknown.append(f"--{name} {key}")
 
-    def _variables(self, found: Read, environment: Mapping[str, str], place: Any) -> Iterator[OptionWord]:
-        """The options that variables of the environment set. Variables that are not read go into `found`."""
+    def _variables(self, read: Read, environment: Mapping[str, str], place: Any) -> Iterator[OptionWord]:
+        """The options that variables of the environment set. Variables that are not read go into `read`."""
         options = {**self.arguments.variables, **self.words.variables}
         for variable, text in environment.items():
             # llama.cpp turns a switch off by LLAMA_ARG_NO_..., whatever its value (get_value_from_env, common/arg.cpp).
@@ -291,7 +291,7 @@ class Reader:
             elif argument is None and variable.startswith(tuple(self.words.prefixes.split()) or " "):
                 harmless = self.words.harmless_variables.split()
                 is_harmless = variable == self.limit_variable or any(fnmatchcase(variable, one) for one in harmless)
-                (found.ignored if is_harmless else found.unknown).append(variable)
+                (read.ignored if is_harmless else read.unknown).append(variable)
 
     def _file(self, words: Sequence[str], files: Mapping[str, str]) -> list[str] | None:
         """The options in the YAML file of --config, which come before those of the command. None without the file."""
@@ -312,73 +312,73 @@ class Reader:
                 found += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
         return found
 
-    def _take(self, found: Read, option: OptionWord, argument: Argument) -> bool:
+    def _take(self, read: Read, option: OptionWord, argument: Argument) -> bool:
         """Put an option where it counts. False if it counts nowhere, or is for nobody."""
         name, text, is_flag = argument.name, option.text, argument.kind in FLAGS
         if name in self.model_options:
-            found.model = text
+            read.model = text
         elif name in self.fields:
             field = self.fields[name]
-            found.fields[field] = self.values.get(field, {}).get(text, text)
+            read.fields[field] = self.values.get(field, {}).get(text, text)
         elif name in self.special and is_flag:
-            found.left.pop(name, None)
-            found.left.update({name: text} if option.is_on else {})
+            read.left.pop(name, None)
+            read.left.update({name: text} if option.is_on else {})
         elif name in self.special:
-            before = found.left.pop(name, "{}")
+            before = read.left.pop(name, "{}")
             key = option.key
-            found.left[name] = json.dumps({**json_object(before, name), key: _scalar(text)}) if key else text
+            read.left[name] = json.dumps({**json_object(before, name), key: _scalar(text)}) if key else text
         elif is_flag:
             # kvcalc has the option that is not the engine's default, which may be the negation.
             names = {self.own[own]: own == name for own in (name, f"no-{name}") if own in self.own}
             for own, is_positive in names.items():
-                found.settings.pop(own, None)
-                found.settings.update({own: text} if option.is_on == is_positive else {})
+                read.settings.pop(own, None)
+                read.settings.update({own: text} if option.is_on == is_positive else {})
             return bool(names)
         elif name in self.own:
-            found.settings[self.own[name]] = text
+            read.settings[self.own[name]] = text
         else:
             return False
         return True
 
-    def _quantize(self, found: Read) -> None:
+    def _quantize(self, read: Read) -> None:
         """Read --quantization: a method that converts a checkpoint in 16 bits while it is loaded."""
-        method = found.left.get("quantization", "")
+        method = read.left.get("quantization", "")
         if method in self.names.get("to fp8", ()):
-            found.fields["dtype"] = "fp8"
+            read.fields["dtype"] = "fp8"
         elif method in self.words.conversions:
-            found.converts_to = self.words.conversions[method]
+            read.converts_to = self.words.conversions[method]
         elif method in self.names.get("converts", ()):
-            found.unknown.append(f"quantization {method}")
+            read.unknown.append(f"quantization {method}")
 
-    def check_model(self, found: Read, spec: ModelSpec) -> None:
+    def check_model(self, read: Read, spec: ModelSpec) -> None:
         """Raise LayoutError (exit 2) if the engine does not start with these options and the model's checkpoint.
 
         Source: _verify_quantization and get_quant_config of vLLM (config/model.py, model_loader/weight_utils.py) and
         SGLang (srt/configs/model_config.py, srt/model_loader/weight_utils.py).
         """
-        method, title = found.left.get("quantization", ""), FACTS[self.engine]["title"]
+        method, title = read.left.get("quantization", ""), FACTS[self.engine]["title"]
         needed = next((own for own in _OF_CHECKPOINTS if method in self.names.get(own, ())), None)
         stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
         of_checkpoint = "" if stated is None else str(stated.get("quant_method", "modelopt"))
         refused = f"--quantization {method}: {title} does not start with a checkpoint"
         if stated is None and (needed is not None or method in self.names.get("quantized", ())):
             raise LayoutError(f"{refused} that is not quantized", "leave it out, or name a quantized copy")
-        if stated is None and method and not (found.converts_to or method in self.names["to fp8"]):
-            found.unknown.append(f"quantization {method}")
+        if stated is None and method and not (read.converts_to or method in self.names["to fp8"]):
+            read.unknown.append(f"quantization {method}")
         is_known = of_checkpoint.startswith(_OF_CHECKPOINTS) and (needed is not None or method == "fp8")
-        replaces = of_checkpoint.startswith("modelopt") and self.replaces_method(found)
+        replaces = of_checkpoint.startswith("modelopt") and self.replaces_method(read)
         if is_known and not replaces and not of_checkpoint.startswith(needed or "fp8"):
             text = f"leave it out: {title} reads the checkpoint's"
             raise LayoutError(f"{refused} in {of_checkpoint.split()[0]}", text)
 
-    def replaces_method(self, found: Read) -> bool:
+    def replaces_method(self, read: Read) -> bool:
         """Whether ModelOpt's method replaces any other for its checkpoints."""
         return True
 
-    def installed(self, found: Read) -> None:
+    def installed(self, read: Read) -> None:
         """Add what follows from the packages in an image of the engine's own project."""
 
-    def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+    def finish(self, read: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""
 
 

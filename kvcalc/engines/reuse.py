@@ -55,35 +55,35 @@ class Reuse:
         """The devices whose bytes a tier keeps. `share` is the part of `spec` on one of them, with drafting layers."""
         return 1 if self.keeps_one_copy and is_latent(share) else ranks
 
-    def check_drafts(self, asked: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
+    def check_drafts(self, speculation: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
         """Raise UsageError (exit 2) for a method that the engine does not have, or not for this model or layout."""
-        if asked.method == DFLASH and not self.drafts_with_dflash:
+        if speculation.method == DFLASH and not self.drafts_with_dflash:
             raise UsageError(
-                f"--speculative {asked}: DFlash is not modelled for {self.engine}",
+                f"--speculative {speculation}: DFlash is not modelled for {self.engine}",
                 "use --engine vllm, sglang or tensorrt-llm",
             )
 
-    def draft_settings(self, asked: Speculation, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    def draft_settings(self, speculation: Speculation, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """The engine's settings, with those that drafting adds. UsageError (exit 2) if they contradict it."""
         name = self.draft_option
         if name is None:
             return settings
-        tokens, given = str(asked.num_tokens + self.checked_more), settings.get(name)
+        tokens, given = str(speculation.num_tokens + self.checked_more), settings.get(name)
         if given not in (None, tokens):
-            raise UsageError(f"--{name} {given} contradicts --speculative {asked}", f"remove --{name}")
-        return {**(self.ngram_settings if asked.method == NGRAM else {}), **settings, name: tokens}
+            raise UsageError(f"--{name} {given} contradicts --speculative {speculation}", f"remove --{name}")
+        return {**(self.ngram_settings if speculation.method == NGRAM else {}), **settings, name: tokens}
 
     def draft_notes(self, settings: Mapping[str, str]) -> tuple[Note, ...]:
         """Notes about drafting that a user may not expect."""
         return ()
 
-    def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
+    def matching(self, speculation: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
         """The prefixes that the engine finds while it drafts. `moved` is the option that moves them, or empty.
 
         UsageError (exit 2) if that is not known for the method.
         """
         raise UsageError(
-            f"--speculative {asked}: which prefixes {self.engine} finds again with these drafts is not modelled",
+            f"--speculative {speculation}: which prefixes {self.engine} finds again with these drafts is not modelled",
             "leave --speculative out, or use --engine vllm or sglang",
         )
 
@@ -95,7 +95,7 @@ class FormulaReuse(Reuse):
     keeps_one_copy = True
     drafts_with_dflash = True
 
-    def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
+    def matching(self, speculation: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
         return PLAIN
 
 

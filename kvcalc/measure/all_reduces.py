@@ -26,7 +26,7 @@ def time_all_reduces(device: str, place: Place, effort: Effort = Effort()) -> li
 
     Every rank must call this, and gets the same rows. Raises RunError (exit 1) if a rank is lost.
     """
-    found: list[documents.MeasureProfileAllReduce] = []
+    rows: list[documents.MeasureProfileAllReduce] = []
     with join(place) as group:
         where = device_of(resolve_device(device), group.place)
         group.agree(shared_device(group, where))
@@ -35,6 +35,6 @@ def time_all_reduces(device: str, place: Place, effort: Effort = Effort()) -> li
                 call = partial(group.sum, torch.zeros(size // 4, device=where))
                 taken = time_calls(where, call, _CALLS, may_capture=group.captures, effort=effort, group=group)
                 seconds, method = summarize(taken.seconds)["p50"], cast(Any, taken.method)
-                found.append({"ranks": group.size, "bytes": size, "seconds": seconds, "method": method})
+                rows.append({"ranks": group.size, "bytes": size, "seconds": seconds, "method": method})
         release(where)
-    return found
+    return rows

@@ -72,14 +72,14 @@ class Choice(NamedTuple):
 
 def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
     """The case that a backend has to run for `layer`."""
-    asked = query.device, query.dtype, layer.num_heads
+    key = query.device, query.dtype, layer.num_heads
     kept = cache.layout, cache.stored_dtype
     if isinstance(layer, GroupedAttention):
-        return Case(*asked, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, *kept, False, cache.is_ragged)
+        return Case(*key, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, *kept, False, cache.is_ragged)
     if layer.expands:
         widths = layer.nope + layer.rope_width, layer.v_head_dim
-        return Case(*asked, layer.num_heads, *widths, is_ragged=cache.is_ragged)
-    return Case(*asked, 1, layer.rank + layer.rope_width, layer.rank, *kept, True, cache.is_ragged)
+        return Case(*key, layer.num_heads, *widths, is_ragged=cache.is_ragged)
+    return Case(*key, 1, layer.rank + layer.rope_width, layer.rank, *kept, True, cache.is_ragged)
 
 
 def choose(
@@ -142,13 +142,13 @@ def choose(
         finally:
             layer.core = before
         # If a kernel cannot be captured, the whole step cannot, and its time includes all launches.
-        found = (replay.reason is not None, row["seconds"], backend)
-        if best is None or found[:2] < best[:2]:
-            best = found
+        rank = (replay.reason is not None, row["seconds"], backend)
+        if best is None or rank[:2] < best[:2]:
+            best = rank
     if best is None and without:
         raise RunError(f"no kernel is left to run without {', '.join(sorted(without))}", "use fewer --without-backend")
     if best is None:
-        asked = next((row["reason"] for row in rows if row["name"] == name), rows[0]["reason"])
-        raise CannotRunError(f"--backend {name} cannot run here: {asked}", "use --backend auto to choose one that can")
+        reason = next((row["reason"] for row in rows if row["name"] == name), rows[0]["reason"])
+        raise CannotRunError(f"--backend {name} cannot run here: {reason}", "use --backend auto to choose one that can")
     slow.learn(sort, rows)
     return Choice(best[2], rows)

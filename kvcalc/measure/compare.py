@@ -84,12 +84,12 @@ def _identity(record: Record, name: str) -> Record:
 
 def _by_kind(record: Record) -> dict[str, Record]:
     """The runs, keyed by attention. If a record has several runs of a kind, the later keys also have a number."""
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     for run in record["runs"]:
         kind = run["attention"]
-        number = sum(1 for known in found if known.partition("#")[0] == kind)
-        found[kind if not number else f"{kind}#{number + 1}"] = run
-    return found
+        number = sum(1 for known in records if known.partition("#")[0] == kind)
+        records[kind if not number else f"{kind}#{number + 1}"] = run
+    return records
 
 
 def _untrusted(run: Record, name: str) -> str | None:
@@ -124,16 +124,16 @@ def _row(attention: str, figure: str, a: float, b: float) -> Record:
 
 def _differences(a: Record, b: Record, parts: dict[str, tuple[str, ...]]) -> list[Record]:
     """The keys at which `parts` of the records differ. `parts` maps each part to the keys to ignore."""
-    found = []
+    differences = []
     for part, left_out in parts.items():
         mine, theirs = (dict(_leaves(_part(record, part), part)) for record in (a, b))
         paths = [*mine, *(path for path in theirs if path not in mine)]
-        found += [
+        differences += [
             {"path": path, "a": mine.get(path), "b": theirs.get(path)}
             for path in paths
             if mine.get(path) != theirs.get(path) and path.removeprefix(f"{part}.") not in left_out
         ]
-    return found
+    return differences
 
 
 def _leaves(value: Record, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 MOST_OF_ROOF = 1.05
 
 
-def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.MeasureRoof, found: Measured) -> Any:
+def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.MeasureRoof, measured: Measured) -> Any:
     """The row of one run of `spec` (this rank's share), without the self-check, the scaled figures and the ranks."""
     batch, bandwidth, matmul = request.batch_size, roof["read_bytes_per_second"], roof["matmul_flop_per_second"]
-    decode, core = describe_timings(found.decode), None if found.core is None else describe_timings(found.core)
+    decode, core = describe_timings(measured.decode), None if measured.core is None else describe_timings(measured.core)
     weights, read = used_weights_bytes(spec, request.dtype), read_bytes(spec, request)
     core_read = read_bytes(_attending(spec), request)
     core_flop = core_flop_of_step(spec, request)
@@ -60,9 +60,9 @@ def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.M
         "batch_size": batch,
         "lengths": [*request.lengths] or None,
         "predicted_bytes": predicted_bytes(spec, request),
-        "held_bytes": found.held_bytes,
-        "allocator_bytes": found.allocator_bytes,
-        "expected_allocator_bytes": found.expected_allocator_bytes,
+        "held_bytes": measured.held_bytes,
+        "allocator_bytes": measured.allocator_bytes,
+        "expected_allocator_bytes": measured.expected_allocator_bytes,
         "decode_step_seconds": decode,
         "attention_core_seconds": core,
         "predicted_step_seconds": predicted_step,
@@ -72,13 +72,13 @@ def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.M
         "fraction_of_roof": of_reading,
         "fraction_of_matmul_roof": {
             **of_multiplying,
-            "prefill": found.prefill["flop_per_second"] / matmul if found.prefill else None,
+            "prefill": measured.prefill["flop_per_second"] / matmul if measured.prefill else None,
         },
         "binding_roof": {what: _binding(of_reading[what], of_multiplying[what]) for what in of_reading},
-        "prefill": found.prefill,
-        "memory": found.memory,
-        "backend": found.backend,
-        "backends": found.backends,
+        "prefill": measured.prefill,
+        "memory": measured.memory,
+        "backend": measured.backend,
+        "backends": measured.backends,
     }
 
 
@@ -86,7 +86,7 @@ def _binding(of_reading: float | None, of_multiplying: float | None) -> document
     """The roof that limits this work, which is the one it comes nearer to, and the share of it. None if not known."""
     if of_reading is None or of_multiplying is None:
         return None
-    roof, fraction = max(("read", of_reading), ("matmul", of_multiplying), key=lambda found: found[1])
+    roof, fraction = max(("read", of_reading), ("matmul", of_multiplying), key=lambda row: row[1])
     return {"roof": cast(Any, roof), "fraction": fraction}
 
 
@@ -158,27 +158,27 @@ def remarks_on_runs(
     `cache_bytes` is the last-level cache. There is a warning too if the allocator's figure is not the expected one,
     give or take `slack_bytes` for each tensor.
     """
-    found = []
+    remarks = []
     for run in runs:
         whose: str = run["attention"]
         if len({(r["context_tokens"], r["batch_size"]) for r in runs}) > 1:
             whose += f" at {run['context_tokens']:,} tokens, batch {run['batch_size']}"
         for part, name, share in above_roof(run, MOST_OF_ROOF):
             cause = _cause(run, part, name, share, roof, cache_bytes)
-            found.append(f"{whose}: its {part.replace('_', ' ')} ran at {share:.0%} of the {name} roof: {cause}")
+            remarks.append(f"{whose}: its {part.replace('_', ' ')} ran at {share:.0%} of the {name} roof: {cause}")
         expected, tensors = run["expected_allocator_bytes"], 8 * run["num_layers"]
         if expected is not None and not 0 <= run["allocator_bytes"] - expected <= tensors * slack_bytes:
-            found.append(
+            remarks.append(
                 f"{whose}: the allocator reports {run['allocator_bytes']:,} bytes, but the tensors of the cache take "
                 f"{expected:,}"
             )
         for what, times in (("step", run["decode_step_seconds"]), ("attention core", run["attention_core_seconds"])):
             if times is not None and times["spread"] > MOST_SPREAD:
-                found.append(
+                remarks.append(
                     f"{whose}: the times of its {what} vary by {times['spread']:.0%} of their median and are not "
                     "reliable; something else was running"
                 )
-    return found
+    return remarks
 
 
 def _cause(

@@ -181,15 +181,15 @@ def _points(
 ) -> list[Point]:  # fmt: skip
     """All points, in the order of the bytes that they read."""
     kind = _kind(kind)
-    found = []
+    points = []
     for model in models:
         cut = model.head(min(_LAYERS[kind], model.num_layers))
         used = resolve_workload(cut, None, 1, None).kv_dtype
         for tokens in contexts or _CONTEXTS[kind]:
             for batch in batches or _BATCHES[kind]:
                 size = decode_read_bytes(cut, used, tokens, batch)
-                found += [Point(model, each, tokens, batch, size) for each in kv_dtypes or _KV_DTYPES[kind]]
-    return sorted(found, key=lambda point: point.bytes)
+                points += [Point(model, each, tokens, batch, size) for each in kv_dtypes or _KV_DTYPES[kind]]
+    return sorted(points, key=lambda point: point.bytes)
 
 
 def _title(point: Point) -> str:

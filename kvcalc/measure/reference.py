@@ -70,7 +70,7 @@ def _of_each(
     cache: TokenCache,
 ) -> Tensor:  # fmt: skip
     """The results of `function` for every sequence of a ragged cache."""
-    return torch.cat([function(layer, query[n : n + 1], one) for n, one in enumerate(cache.each())])
+    return torch.cat([function(layer, query[n : n + 1], own_cache) for n, own_cache in enumerate(cache.each())])
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:

@@ -275,17 +275,19 @@ def _variants_of(
         return [(str(describe_model(changed)["attention"]), changed)], []
     wanted: list[tuple[str, ModelSpec]] = []
     skipped: list[documents.MeasureSkippedItem] = []
-    for kind, found in side_by_side(spec, what_if):
-        if isinstance(found, str):
-            skipped.append({"attention": kind, "reason": found})
+    for kind, variant in side_by_side(spec, what_if):
+        if isinstance(variant, str):
+            skipped.append({"attention": kind, "reason": variant})
         else:
-            wanted.append((kind, found))
+            wanted.append((kind, variant))
     return wanted, skipped
 
 
 def _same_kind(model: ModelSpec, what_if: WhatIf, kind: str) -> ModelSpec:
     """The whole model with attention of `kind`, which must be a kind that `_variants_of` returned."""
-    return next(found for name, found in side_by_side(model, what_if) if name == kind and not isinstance(found, str))
+    return next(
+        variant for name, variant in side_by_side(model, what_if) if name == kind and not isinstance(variant, str)
+    )
 
 
 def _that_split(
@@ -367,30 +369,32 @@ def _run(
     spec, group = share_of_spec(whole, request.group.size), request.group
 
     if request.storage.kind == "none":
-        found = run_without_cache(spec, request, progress)
+        measured = run_without_cache(spec, request, progress)
     else:
-        found = run_with_cache(spec, request, progress, slow)
-    prompts = [part for part, _, _ in above_roof(describe_run(kind, spec, request, roof, found)) if part == "prefill"]
-    if may_raise and prompts and found.prefill:
-        rows = found.prefill["batch_size"] * found.prefill["chunk_tokens"]
-        multiply_again(roof, found.stack.layers, rows, request.effort)
-    checked = _verified(whole, found.stack, request)
-    found.stack.clear()
+        measured = run_with_cache(spec, request, progress, slow)
+    prompts = [
+        part for part, _, _ in above_roof(describe_run(kind, spec, request, roof, measured)) if part == "prefill"
+    ]
+    if may_raise and prompts and measured.prefill:
+        rows = measured.prefill["batch_size"] * measured.prefill["chunk_tokens"]
+        multiply_again(roof, measured.stack.layers, rows, request.effort)
+    checked = _verified(whole, measured.stack, request)
+    measured.stack.clear()
     release(request.device)
     # The bytes on each rank and the read rate of its device, as the same list on every rank. It does not name machines.
     mine: Any = {
         "rank": group.rank, "device": str(request.device), "predicted_bytes": predicted_bytes(spec, request),
-        "held_bytes": found.held_bytes, "allocator_bytes": found.allocator_bytes,
+        "held_bytes": measured.held_bytes, "allocator_bytes": measured.allocator_bytes,
         "read_bytes_per_second": roof["read_bytes_per_second"],
     }  # fmt: skip
     rest = {
-        "scaled": scaled(model, whole, request, found.decode),
+        "scaled": scaled(model, whole, request, measured.decode),
         "verified": checked,
         "ranks": group.gather(mine) if group.size > 1 else None,
     }
 
     def describe(roof: documents.MeasureRoof) -> documents.Run:
-        return cast("documents.Run", {**describe_run(kind, spec, request, roof, found), **rest})
+        return cast("documents.Run", {**describe_run(kind, spec, request, roof, measured), **rest})
 
     return describe
 
@@ -406,8 +410,8 @@ def _verified(whole: ModelSpec, stack: Stack, request: Request) -> documents.Run
         seen.add(sort)
         if isinstance(part.shape, AttentionShape):
             layers = (p.shape for p in parts_of(whole) if p.layer == part.layer)
-            own = next(shape for shape in layers if isinstance(shape, AttentionShape))
-            checks.append(verify(own, part.window, request))
+            attention = next(shape for shape in layers if isinstance(shape, AttentionShape))
+            checks.append(verify(attention, part.window, request))
         else:
             checks.append(verify_state(part.shape, request))
     failed = [check for check in checks if not check["ok"]]

@@ -86,8 +86,8 @@ def _values(span: str, option: str, parse: Callable[[str, str], int]) -> tuple[i
     value, end = parse(first, option), parse(last, option)
     if value > end:
         raise UsageError(f"{option}: {first} is more than {last}", _EXAMPLE)
-    found = []
+    values = []
     while value < end:
-        found.append(value)
+        values.append(value)
         value *= 2
-    return (*found, end)
+    return (*values, end)

@@ -89,12 +89,12 @@ def curve_of(caches: Iterable[tuple[Cache, int, int | None]]) -> Curve:
     """The curve of caches: each with its bytes at one token, and the tokens up to which they grow (None: always)."""
     constant = 0
     slopes: dict[int | None, int] = {}
-    for cache, one, cap in caches:
+    for cache, size, cap in caches:
         # The bytes of one token are the constant or the coefficient, because no cap is below 1.
         if isinstance(cache, (RecurrentState, CrossAttention)):
-            constant += one
+            constant += size
         else:
-            slopes[cap] = slopes.get(cap, 0) + one
+            slopes[cap] = slopes.get(cap, 0) + size
     caps = sorted(cap for cap in slopes if cap is not None)
     starts = (0, *caps)
     return Curve(

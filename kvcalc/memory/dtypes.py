@@ -94,8 +94,8 @@ GGUF_TYPES = by_name(*(DTYPES[name]._replace(name=f"gguf-{name}") for name in _W
 
 def gguf_type(name: str) -> str | None:
     """The file type called `name`, ignoring case. None if there is none, or it is one of `FILE_TYPES`."""
-    found = f"gguf-{name.casefold()}"
-    return found if found in GGUF_TYPES else None
+    gguf_name = f"gguf-{name.casefold()}"
+    return gguf_name if gguf_name in GGUF_TYPES else None
 
 
 # Other spellings of the same types, used by torch, vLLM and users.
@@ -119,13 +119,13 @@ def parse_dtype(text: str, option: str, others: Iterable[str] = ()) -> Dtype:
     `others` are names that would also be right.
     """
     name = text.casefold()
-    found = DTYPES.get(_ALIASES.get(name, name))
-    if found is None:
+    dtype = DTYPES.get(_ALIASES.get(name, name))
+    if dtype is None:
         known = (*DTYPES, *others)
         likely = _LIKELY.get(name)
         hint = f"did you mean {likely}?" if likely in known else nearest(text, (*known, *_ALIASES))
         raise UsageError(f"{option} {text[:40]!a}: not a dtype", hint or f"one of {', '.join(known)}")
-    return found
+    return dtype
 
 
 def parse_weight_dtype(text: str | None) -> Dtype | None:
@@ -137,9 +137,9 @@ def parse_weight_dtype(text: str | None) -> Dtype | None:
     if text is None:
         return None
     name = text.casefold()
-    found = FILE_TYPES.get(name) or GGUF_TYPES.get(name) or MLX_TYPES.get(name)
-    found = found or MLX_TYPES.get(f"mlx-{name}" if "bit" in name else "")
-    return found or parse_dtype(text, "--dtype", (*FILE_TYPES, *MLX_TYPES))
+    scheme = FILE_TYPES.get(name) or GGUF_TYPES.get(name) or MLX_TYPES.get(name)
+    scheme = scheme or MLX_TYPES.get(f"mlx-{name}" if "bit" in name else "")
+    return scheme or parse_dtype(text, "--dtype", (*FILE_TYPES, *MLX_TYPES))
 
 
 def pair(k: Dtype, v: Dtype) -> Dtype:

@@ -117,10 +117,10 @@ def checked_caches(spec: ModelSpec, dtype: Dtype) -> list[tuple[Cache, int]]:
 
     Raises UsageError if the dtype's blocks do not divide a token's row.
     """
-    found = distinct_caches(spec)
-    for cache, _ in found:
+    caches = distinct_caches(spec)
+    for cache, _ in caches:
         check_rows(cache.token_rows(), dtype)
-    return found
+    return caches
 
 
 def stored_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_size: int = 1) -> int:

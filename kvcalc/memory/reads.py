@@ -45,7 +45,7 @@ class Reads(NamedTuple):
 
 def reads_of(entries: Iterable[Entries]) -> Reads:
     """The reads of caches, with their curve."""
-    found = tuple(entries)
-    if any(isinstance(each.cache, CompressedAttention) for each in found):
-        return Reads(found, None)
-    return Reads(found, curve_of((each.cache, each.bytes_at(1), most_read(each.cache)) for each in found))
+    reads = tuple(entries)
+    if any(isinstance(each.cache, CompressedAttention) for each in reads):
+        return Reads(reads, None)
+    return Reads(reads, curve_of((each.cache, each.bytes_at(1), most_read(each.cache)) for each in reads))

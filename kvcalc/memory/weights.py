@@ -75,13 +75,13 @@ def matrices(
             for weight in block.weights:
                 form = None if scheme is None else scheme.format_of(prefix + weight.name, weight.role)
                 if form is not None:
-                    one, name = form.bytes_of(weight.rows, weight.columns), form.name
+                    num_bytes, name = form.bytes_of(weight.rows, weight.columns), form.name
                 elif linear is not None and weight.role == LINEAR:
-                    one = weight.rows * -(-weight.columns // linear.block_elements) * linear.block_bytes
+                    num_bytes = weight.rows * -(-weight.columns // linear.block_elements) * linear.block_bytes
                     name = linear.name
                 else:
-                    one, name = weight.rows * weight.columns * base.block_bytes, base.name
-                yield weight, times, one + weight.bias * bias_bytes, name
+                    num_bytes, name = weight.rows * weight.columns * base.block_bytes, base.name
+                yield weight, times, num_bytes + weight.bias * bias_bytes, name
 
 
 def embedding_bytes(weights: ModelWeights, base: Dtype, scheme: Scheme | None = None) -> int:
@@ -96,9 +96,9 @@ def _sum(
     weights: ModelWeights, base: Dtype, counted: Iterable[tuple[Weight, int, int, str]], scheme: Scheme | None = None
 ) -> WeightBytes:
     total = active = 0
-    for weight, layers, one, _ in counted:
-        total += layers * weight.copies * one
-        active += layers * _read(weight) * one
+    for weight, layers, num_bytes, _ in counted:
+        total += layers * weight.copies * num_bytes
+        active += layers * _read(weight) * num_bytes
     table = embedding_bytes(weights, base, scheme)
     return total + table, active + (table if weights.tied else 0)
 

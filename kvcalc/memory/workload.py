@@ -116,31 +116,31 @@ def _bound(cache: Cache, encoder_tokens: int | None, dtype: str) -> Cache:
     return cache._replace(conv_dtype=cache.conv_dtype or dtype, state_dtype=cache.state_dtype or dtype)
 
 
-def _resolve_encoder_tokens(spec: ModelSpec, asked: int | None, context: int, notes: list[Note]) -> int | None:
-    own = spec.encoder_tokens
+def _resolve_encoder_tokens(spec: ModelSpec, given: int | None, context: int, notes: list[Note]) -> int | None:
+    of_model = spec.encoder_tokens
     if not has_cross_attention(spec):
-        if asked is not None:
+        if given is not None:
             raise UsageError(f"--encoder-tokens: {spec.name} has no cross-attention to an encoder")
         return None
-    if asked is not None:
-        if spec.has_fixed_encoder and asked != own:
-            raise UsageError(f"--encoder-tokens {asked}: the encoder of {spec.name} always outputs {own:,} tokens")
-        return asked
-    if own is None:
+    if given is not None:
+        if spec.has_fixed_encoder and given != of_model:
+            raise UsageError(f"--encoder-tokens {given}: the encoder of {spec.name} always outputs {of_model:,} tokens")
+        return given
+    if of_model is None:
         assumed = f"assuming an encoder input as long as the context ({context:,} tokens); set --encoder-tokens"
         notes.append(Note("workload", ENCODER_AS_CONTEXT, assumed))
         return context
-    if not own:
+    if not of_model:
         nothing = "no image is counted, so cross-attention keeps nothing; set --encoder-tokens to count images"
         notes.append(Note("workload", "no-image", nothing))
-    return own
+    return of_model
 
 
 def _resolve_model_dtype(spec: ModelSpec, dtype: str | None, notes: list[Note]) -> Dtype:
     """The dtype the model computes in: `dtype` if it has 16 or 32 bits, else the config's torch_dtype, else bf16."""
-    asked = parse_weight_dtype(dtype)
-    if asked is not None and asked.is_float:
-        return asked
+    scheme = parse_weight_dtype(dtype)
+    if scheme is not None and scheme.is_float:
+        return scheme
     if spec.torch_dtype is None:
         assumed = f"the config names no dtype; assuming {_DEFAULT_DTYPE} (set --dtype to change it)"
         notes.append(Note("model", "no-dtype", assumed))

@@ -17,7 +17,7 @@ def encode(document: object) -> str:
     writes other characters in UTF-8, which not every stdout accepts. `json` encodes such documents.
     """
     try:
-        found = orjson.dumps(document)
+        line = orjson.dumps(document)
     except TypeError:
         return _encode_exactly(document)
-    return found.decode("ascii") if found.isascii() else _encode_exactly(document)
+    return line.decode("ascii") if line.isascii() else _encode_exactly(document)

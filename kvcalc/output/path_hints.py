@@ -84,23 +84,23 @@ def _suggest(parts: Sequence[str | int], depth: int, known: Iterable[str]) -> st
     if sum(map(len, typed)) > _LONGEST_PATH:
         return None
     by_parts = {tuple(path.split(".")): path for path in known}
-    found = (
+    paths = (
         _ending_in(typed, by_parts)
         or _with_part_corrected(typed, depth, by_parts)
         or _ending_in(typed[-1:], by_parts)
         or _with_last_part_like(typed, by_parts)
     )
     text = ".".join(typed)
-    closest = sorted(found, key=lambda one: (-SequenceMatcher(None, text, ".".join(one)).ratio(), len(one)))
+    closest = sorted(paths, key=lambda one: (-SequenceMatcher(None, text, ".".join(one)).ratio(), len(one)))
     names = [".".join((*_as_typed(parts, one), *one[len(parts) :])) for one in closest[:_MOST_HINTS]]
     return f"did you mean {' or '.join(names)}?" if names else None
 
 
 def _ending_in(tail: tuple[str, ...], known: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The shortest known paths that end in these parts. Paths in lists are used only if there are no others."""
-    found = [path for path in known if path[-len(tail) :] == tail] if any(tail) else []
-    outside_lists = [path for path in found if "0" not in path[: -len(tail)]]
-    return sorted(outside_lists or found, key=len)[:_MOST_HINTS]
+    paths = [path for path in known if path[-len(tail) :] == tail] if any(tail) else []
+    outside_lists = [path for path in paths if "0" not in path[: -len(tail)]]
+    return sorted(outside_lists or paths, key=len)[:_MOST_HINTS]
 
 
 def _with_part_corrected(typed: tuple[str, ...], depth: int, known: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -124,10 +124,10 @@ def _nearest(typed: str, names: Iterable[str]) -> list[str]:
     return (longer or get_close_matches(typed, names, n=_MOST_HINTS, cutoff=0.75))[:_MOST_HINTS]
 
 
-def _as_typed(parts: Sequence[str | int], found: tuple[str, ...]) -> Iterator[str]:
+def _as_typed(parts: Sequence[str | int], path: tuple[str, ...]) -> Iterator[str]:
     """The first parts of a suggestion. Typed item numbers are kept for as long as the two paths agree."""
     typed, agree = _normal(parts), True
-    for place, part in enumerate(found[: len(parts)]):
+    for place, part in enumerate(path[: len(parts)]):
         agree = agree and part == typed[place]
         yield str(parts[place]) if agree and not str(parts[place]).startswith("-") else part
 

@@ -69,17 +69,17 @@ def _traced(drawing: Any, width: int, height: int, format: str) -> bytes:
     figure = Figure(figsize=(width / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
-    for one in drawing.iter():
-        kind = one.get("class") or ""
-        if one.tag == "path":
+    for element in drawing.iter():
+        kind = element.get("class") or ""
+        if element.tag == "path":
             color = colors[kind[-2:].replace("s", "c") if kind.startswith("line") else "rule"]
-            dashes = (0, [float(length) for length in (one.get("stroke-dasharray") or "").split()])
+            dashes = (0, [float(length) for length in (element.get("stroke-dasharray") or "").split()])
             style, thickness = dashes if dashes[1] else "-", 1.5 if kind.startswith("line") else 0.8
-            axes.plot(*_places(one.get("d") or ""), color=color, linestyle=style, linewidth=thickness)
-        elif one.tag == "text":
-            x, y = (float(one.get(axis) or 0) for axis in "xy")
-            side = _ANCHORS.get(one.get("text-anchor") or "", "left")
-            axes.text(x, y, one.text or "", color=colors[kind or "text"], ha=side)
+            axes.plot(*_places(element.get("d") or ""), color=color, linestyle=style, linewidth=thickness)
+        elif element.tag == "text":
+            x, y = (float(element.get(axis) or 0) for axis in "xy")
+            side = _ANCHORS.get(element.get("text-anchor") or "", "left")
+            axes.text(x, y, element.text or "", color=colors[kind or "text"], ha=side)
     image = io.BytesIO()
     figure.savefig(
         image, format=format, dpi=2 * _PIXELS_PER_INCH, metadata={"CreationDate": None} if format == "pdf" else None

@@ -129,9 +129,9 @@ def _below(deviations: float) -> float:
 
 def _spread(text: str, whole: str, option: str) -> float:
     try:
-        found = float(text)
+        spread = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 100:
+        spread = 0.0
+    if not 0 < spread <= 100:
         raise UsageError(f"{option} {whole[:60]!a}: the deviation must be above 0 and at most 100", _EXAMPLE)
-    return found
+    return spread

@@ -99,15 +99,15 @@ class Trace(Iterator[TraceRequest]):
         try:
             text = _text(first)
             if text.lstrip().startswith("{"):
-                columns, found = None, json_rows.format_of(json_rows.parse(text))
+                columns, row_format = None, json_rows.format_of(json_rows.parse(text))
             else:
                 columns = csv_rows.columns_of(text)
-                found = None if columns is None else csv_rows.format_of(columns)
+                row_format = None if columns is None else csv_rows.format_of(columns)
         except BadLineError as error:
             if self.format is None or self.format in _CSV_FORMATS:
                 raise UsageError(f"{self.name}: line {first.number}: {error}", _HINT) from None
-            columns, found = None, self.format  # a bad row like others
-        wanted = self.format or found
+            columns, row_format = None, self.format  # a bad row like others
+        wanted = self.format or row_format
         if wanted is None or (wanted in _CSV_FORMATS) != (columns is not None):
             what = "in a format that kvcalc knows" if self.format is None else f"in the format {self.format}"
             raise UsageError(f"{self.name}: line {first.number}: not the start of a trace {what}", _HINT)

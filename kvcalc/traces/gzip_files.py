@@ -35,9 +35,9 @@ def _members(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
             while data:
                 if member.eof:
                     member = zlib.decompressobj(_GZIP)
-                found = member.decompress(data, _MOST_BYTES)
+                text = member.decompress(data, _MOST_BYTES)
                 data = member.unused_data if member.eof else member.unconsumed_tail
-                yield found
+                yield text
         yield member.flush()
     except zlib.error as error:
         raise UsageError(f"{name}: not a gzip file that can be read: {error}") from None

@@ -93,11 +93,11 @@ def _from_token_ids(fields: Fields, block_tokens: int | None) -> Row:
 
 def _chain(ids: array[int], block_tokens: int) -> tuple[int, ...]:
     """The hash of every full block: of its tokens, and of the hash of the block before it."""
-    data, size, before, found = ids.tobytes(), ids.itemsize * block_tokens, b"", []
+    data, size, before, names = ids.tobytes(), ids.itemsize * block_tokens, b"", []
     for start in range(0, len(data) - size + 1, size):
         before = blake2b(data[start : start + size], digest_size=8, salt=before).digest()
-        found.append(int.from_bytes(before, "little"))
-    return tuple(found)
+        names.append(int.from_bytes(before, "little"))
+    return tuple(names)
 
 
 def _integers(value: object, name: str) -> array[int]:

@@ -111,27 +111,27 @@ class LruStack:
     def _groups(self, owners: list[int | None]) -> list[tuple[int, int]]:
         """The slots that own the first blocks of a prompt, each with a number of blocks. The other blocks are new."""
         groups: list[tuple[int, int]] = []
-        found, latest = 0, self._slot
+        total, latest = 0, self._slot
         for slot, run in groupby(owners):
             if slot is None:
                 break
             # A sample does not have every place.
-            if slot >= latest or (self._starts[slot] != found and not self._shift):
+            if slot >= latest or (self._starts[slot] != total and not self._shift):
                 raise NotAPrefixError
             latest, count = slot, sum(1 for _ in run)
             groups.append((slot, count))
-            found += count
-        if owners.count(None) != len(owners) - found:
+            total += count
+        if owners.count(None) != len(owners) - total:
             raise NotAPrefixError
         return groups
 
     def _above(self, slot: int) -> int:
         """The number of blocks in the stack above those of `slot`."""
-        tree, place, found = self._tree, slot + 1, self._total
+        tree, place, above = self._tree, slot + 1, self._total
         while place:
-            found -= tree[place]
+            above -= tree[place]
             place &= place - 1
-        return found
+        return above
 
     def _change(self, slot: int, by: int) -> None:
         tree, place, size = self._tree, slot + 1, len(self._tree)
@@ -218,11 +218,11 @@ class NextUses:
         """The tokens that are found in a cache of `cache_blocks` blocks."""
         kept: dict[int, int] = {}
         furthest: list[int] = []  # the requests in `kept`, negative
-        total = found = 0
+        total = hits = 0
         for now, (later, usable) in enumerate(zip(self._next, self._usable)):
             here = kept.pop(now, 0)
             total -= here
-            found += min(here * self._block_tokens, usable)
+            hits += min(here * self._block_tokens, usable)
             for request, count in later:
                 if request not in kept:
                     heappush(furthest, -request)
@@ -238,4 +238,4 @@ class NextUses:
                 if not kept.get(request):
                     heappop(furthest)
                     kept.pop(request, None)
-        return found
+        return hits

@@ -122,13 +122,13 @@ class ExactCounts:
         """The tokens and the squares that caches of 0, 1, 2, ... blocks find."""
         tokens: list[int] = []
         squares: list[float] = []
-        found, area, size = 0, 0.0, self.block_tokens
+        hits, area, size = 0, 0.0, self.block_tokens
         rows = zip(accumulate(self._counts), accumulate(self._places), self._tokens, self._squares)
         for distance, (count, offset, missing, missing_area) in enumerate(rows):
             # end^2 - start^2 of a full block at a place is size^2 x (2 x place + 1).
-            found += count * size + missing
+            hits += count * size + missing
             area += size * size * (2 * (distance * count + offset) + count) + missing_area
-            tokens.append(found)
+            tokens.append(hits)
             squares.append(area)
         return tokens, squares
 
@@ -178,7 +178,7 @@ class SampledCounts:
             room = [0.0] * (distances[-1] + 1 - len(self._tokens))
             self._tokens += room
             self._squares += room
-        shift, found, size, usable = self.shift, len(distances), path.block_tokens, path.usable_tokens
+        shift, hits, size, usable = self.shift, len(distances), path.block_tokens, path.usable_tokens
         for at, (block, place) in enumerate(zip(path.blocks, path.places)):
             start = place * size
             end = start + size
@@ -187,7 +187,7 @@ class SampledCounts:
             tokens = float((end - start) << shift)
             self._counted += tokens
             part = (block ^ _OFFSET) * _MIX >> 40 & (_PARTS - 1)
-            if at < found:
+            if at < hits:
                 distance = distances[at]
                 self._tokens[distance] += tokens
                 self._squares[distance] += float((end * end - start * start) << shift)
@@ -220,7 +220,7 @@ class SampledCounts:
     def smallest(self, share: float) -> int:
         """The fewest blocks that find at least this share of what a cache without a limit finds."""
         offset = self.usable_tokens - self._counted
-        tokens = [found + offset for found in accumulate(self._tokens)]
+        tokens = [sums + offset for sums in accumulate(self._tokens)]
         return bisect_left(tokens, share * tokens[-1]) << self.shift
 
     def _error(self, parts: Sequence[Sequence[float]], size: int) -> float:

@@ -83,10 +83,10 @@ def _compile() -> Callable[..., Tensor]:
 def _compiling_often() -> AbstractContextManager[object]:
     """A higher limit of the number of times that torch compiles one function."""
     config: Any = torch._dynamo.config
-    found: AbstractContextManager[object] = config.patch(
+    patched: AbstractContextManager[object] = config.patch(
         recompile_limit=_MOST_COMPILED, accumulated_recompile_limit=_MOST_COMPILED
     )
-    return found
+    return patched
 
 
 def _hiding(device: torch.device) -> tuple[Tensor, Callable[..., Tensor]]:

@@ -254,8 +254,8 @@ def device_of(device: torch.device) -> tuple[int, int]:
     """The architecture as in `tile`, and the number of processors. Triton's interpreter runs on a CPU."""
     if device.type != "cuda":
         return 0, 4
-    found = torch.cuda.get_device_properties(device)
-    return 0 if torch.version.hip else found.major * 10 + found.minor, found.multi_processor_count
+    properties = torch.cuda.get_device_properties(device)
+    return 0 if torch.version.hip else properties.major * 10 + properties.minor, properties.multi_processor_count
 
 
 def decode(

@@ -189,35 +189,35 @@ class LlamaCpp(Engine):
 
     @staticmethod
     def kv_dtype(
-        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+        spec: ModelSpec, dtype_name: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
     ) -> Resolved:
         """The types of K and V: --cache-type-k and --cache-type-v, else --kv-dtype for both, else f16."""
-        plain = "fp16" if asked.casefold() == "auto" else asked
+        plain = "fp16" if dtype_name.casefold() == "auto" else dtype_name
         k, v = (parse_dtype(settings.get(f"cache-type-{name}", plain), f"--cache-type-{name}") for name in ("k", "v"))
         unknown = next((used.name for used in (k, v) if used.name not in _TYPES), None)
         if unknown:
             raise UsageError(f"--kv-dtype {unknown}: not a cache type of llama.cpp", f"one of {', '.join(_TYPES)}")
-        default = asked.casefold() == "auto" and not {"cache-type-k", "cache-type-v"} <= set(settings)
+        default = dtype_name.casefold() == "auto" and not {"cache-type-k", "cache-type-v"} <= set(settings)
         return pair(k, v), "f16 is llama.cpp's default for every model" if default else None
 
     @staticmethod
-    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
+    def weight_dtype(spec: ModelSpec, dtype_name: str | None) -> tuple[str | None, Note | None]:
         """A type that GGUF files have means such a file (`GGUF_TYPES`).
 
         A model published in mxfp4 (gpt-oss) means MXFP4_MOE, with Q8_0 outside the experts, as in ggml-org's files
         (ggml-org/gpt-oss-20b-GGUF). That file type is for models with experts.
         """
         if spec.gguf is not None:
-            return asked, None
+            return dtype_name, None
         stated = spec.quantization
-        own = stated.get("quant_method") if asked is None and isinstance(stated, Mapping) else None
-        name = asked or ("mxfp4" if own == "mxfp4" else "")
+        own = stated.get("quant_method") if dtype_name is None and isinstance(stated, Mapping) else None
+        name = dtype_name or ("mxfp4" if own == "mxfp4" else "")
         if name.casefold() == "mxfp4":
             from kvcalc.memory.quantization.gguf_types import count_experts
 
             if not count_experts(spec):
-                return asked, None
-        return gguf_type(name) or asked, None
+                return dtype_name, None
+        return gguf_type(name) or dtype_name, None
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) for a model that llama.cpp does not run, or whose layout is not modelled."""

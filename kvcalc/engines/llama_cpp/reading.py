@@ -27,16 +27,16 @@ _PLACED, _MARGIN_MIB = ("n-gpu-layers", "cpu-moe", "n-cpu-moe"), "1024"
 class LlamaCppReader(Reader):
     """`llama-server ...`."""
 
-    def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+    def finish(self, read: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """A step is no longer than a batch. The slots divide the context, unless they share one stream."""
-        left, settings = found.left, found.settings
+        left, settings = read.left, read.settings
         batch = left.get("batch-size")
         if batch is not None:  # src/llama-context.cpp
             step = min(whole(batch, "--batch-size"), whole(settings.get("ubatch-size", _STEP), "--ubatch-size"))
             settings["ubatch-size"] = str(step)
         fits = left.get("fit", "on").casefold() not in ("off", "disabled", "false", "0")
         total = left.get("ctx-size")
-        found.keeps_context = not fits or total == "0"  # -c 0 is the model's own length (--ctx-size, common/arg.cpp)
+        read.keeps_context = not fits or total == "0"  # -c 0 is the model's own length (--ctx-size, common/arg.cpp)
         if "flash-attn" in settings:
             settings["flash-attn"] = _FLASH.get(settings["flash-attn"], settings["flash-attn"])
         if settings.get("parallel") == "-1":  # the default: the server chooses
@@ -45,46 +45,46 @@ class LlamaCppReader(Reader):
         if "kv-unified" in settings or "parallel" not in settings:
             slots = 1
         else:
-            found.fields["batch_size"] = str(slots)
-        found.length_shares = slots  # llama_context::llama_context, src/llama-context.cpp
+            read.fields["batch_size"] = str(slots)
+        read.length_shares = slots  # llama_context::llama_context, src/llama-context.cpp
         if total is not None and total != "0":
-            found.fields["context_tokens"] = str(max(1, whole(total, "--ctx-size") // slots))
+            read.fields["context_tokens"] = str(max(1, whole(total, "--ctx-size") // slots))
         if settings.get("split-mode") == "tensor":
             del settings["split-mode"]
-            found.fields["tensor_parallel_size"] = "all"
+            read.fields["tensor_parallel_size"] = "all"
         if settings.get("split-mode") == "none":
             del settings["split-mode"]
-            found.num_devices = 1
+            read.num_devices = 1
         if "device" in left:
-            found.num_devices = 0 if left["device"] == "none" else len(left["device"].split(","))
-        found.model = named(found.model, left.get("hf-file"))
-        self._overrides(found)
+            read.num_devices = 0 if left["device"] == "none" else len(left["device"].split(","))
+        read.model = named(read.model, left.get("hf-file"))
+        self._overrides(read)
         # --fit places the model only if no option does (common_params_fit_impl, common/fit.cpp).
         if fits and not any(name in settings for name in _PLACED) and "override-tensor" not in left:
-            found.margin_bytes = whole(settings.get("fit-target", _MARGIN_MIB), "--fit-target") * 2**20
+            read.margin_bytes = whole(settings.get("fit-target", _MARGIN_MIB), "--fit-target") * 2**20
         own = left.get("spec-draft-model", left.get("spec-draft-hf"))
         if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
             method = method or DRAFT
             model = None if own is None or method == MTP else named(own)
-            found.drafting = method, whole(number, "--spec-draft-n-max"), model
+            read.drafting = method, whole(number, "--spec-draft-n-max"), model
 
-    def check_model(self, found: Read, spec: ModelSpec) -> None:
+    def check_model(self, read: Read, spec: ModelSpec) -> None:
         """Raise ModelError (exit 3) for a file whose layers have types that were not read (UD-Q4_K_XL)."""
         quantization = spec.quantization
         if isinstance(quantization, Mapping) and str(quantization.get("quant_method")).startswith("gguf "):
             hint = "use the file itself (-m PATH), or a type that all layers have, such as Q4_K_M"
-            raise ModelError(f"{found.model}: which types its layers have is not known", hint)
+            raise ModelError(f"{read.model}: which types its layers have is not known", hint)
 
-    def _overrides(self, found: Read) -> None:
+    def _overrides(self, read: Read) -> None:
         """-ot 'exps=CPU' keeps the experts of every layer in host memory, like --cpu-moe (common/arg.cpp)."""
-        given = found.left.get("override-tensor")
+        given = read.left.get("override-tensor")
         if given is None:
             return
         if _ALL_EXPERTS.fullmatch(given):
-            found.settings.setdefault("cpu-moe", "true")
+            read.settings.setdefault("cpu-moe", "true")
         else:
-            found.unknown.append("--override-tensor")
+            read.unknown.append("--override-tensor")
 
 
 def named(text: str, file: str | None = None) -> str:

@@ -86,18 +86,18 @@ class Mlx(Engine):
 
     @staticmethod
     def kv_dtype(
-        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+        spec: ModelSpec, dtype_name: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
     ) -> Resolved:
         """The type of the activations, or the type that --kv-bits and --kv-group-size name."""
-        folded = asked.casefold()
+        folded = dtype_name.casefold()
         if "kv-bits" in settings:
             if folded != "auto":
-                raise UsageError(f"--kv-dtype {asked}: --kv-bits sets the type of the cache", "remove one of them")
+                raise UsageError(f"--kv-dtype {dtype_name}: --kv-bits sets the type of the cache", "remove one of them")
             return _quantized(settings), "--kv-bits"
         if folded not in _FLOATS:
             hint = "--kv-bits 8 or --kv-bits 4 quantizes the cache; bf16, fp16 and fp32 are types of --kv-dtype"
-            raise UsageError(f"--kv-dtype {asked}: not a cache dtype of mlx", hint)
-        return asked, None
+            raise UsageError(f"--kv-dtype {dtype_name}: not a cache dtype of mlx", hint)
+        return dtype_name, None
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         held = kept(self.spec, cache, self.release)

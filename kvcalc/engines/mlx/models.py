@@ -127,20 +127,22 @@ _SAME_BITS = {
 _KEPT = (None, "mxfp4")
 
 
-def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
-    """The weight type that counts for `asked` (None: the config's own type), and a note if it is another one.
+def weight_dtype(spec: ModelSpec, dtype_name: str | None) -> tuple[str | None, Note | None]:
+    """The weight type that counts for `dtype_name` (None: the config's own type), and a note if it is another one.
 
     Classes whose checkpoints are fp8 convert them to bf16 (`sanitize` of deepseek_v3, minimax and others). Raises
     UsageError (exit 2) for a type that MLX does not have, and ModelError (exit 3) if the bytes of the config's
     quantization are not known in MLX.
     """
-    if asked is None:
+    if dtype_name is None:
         return _own(spec)
-    found = parse_weight_dtype(asked)
+    found = parse_weight_dtype(dtype_name)
     if found is None or found.is_float or found.name.startswith("mlx-"):
-        return asked, None
+        return dtype_name, None
     if found.name not in _SAME_BITS:
-        raise UsageError(f"--dtype {asked}: MLX has no {found.name} weights", "for example --dtype mlx-8bit or bf16")
+        raise UsageError(
+            f"--dtype {dtype_name}: MLX has no {found.name} weights", "for example --dtype mlx-8bit or bf16"
+        )
     same = _SAME_BITS[found.name]
     return same, Note("weights", "mlx-type", f"MLX has no {found.name}: the weights are counted as {same}")
 

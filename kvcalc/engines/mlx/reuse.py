@@ -21,21 +21,22 @@ from kvcalc.releases import Release
 class MlxReuse(Reuse):
     """mlx-lm's tiers, drafts and prefixes."""
 
-    def check_drafts(self, asked: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
-        super().check_drafts(asked, spec, settings)
-        if asked.method != DRAFT:
+    def check_drafts(self, speculation: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
+        super().check_drafts(speculation, spec, settings)
+        if speculation.method != DRAFT:
             raise UsageError(
-                f"--speculative {asked}: mlx drafts with a draft model only",
-                f"use --speculative draft:{asked.num_tokens} --draft-model MODEL, or another engine",
+                f"--speculative {speculation}: mlx drafts with a draft model only",
+                f"use --speculative draft:{speculation.num_tokens} --draft-model MODEL, or another engine",
             )
         if has_states(spec):
             raise UsageError(
-                f"--speculative {asked}: mlx drafts no tokens for {spec.name}, whose recurrent states it cannot trim",
+                f"--speculative {speculation}: mlx drafts no tokens for {spec.name}, "
+                "whose recurrent states it cannot trim",
                 "leave --speculative out, or use another engine",
             )
 
     def draft_notes(self, settings: Mapping[str, str]) -> tuple[Note, ...]:
         return one_sequence("mlx-lm drafts tokens for one sequence at a time: other requests wait")
 
-    def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
+    def matching(self, speculation: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
         return PLAIN

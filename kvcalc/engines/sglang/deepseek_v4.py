@@ -146,12 +146,12 @@ class DeepseekV4(Sglang):
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         full = batch * round_up(tokens, _PAGE)
         each = self._bytes_per_token(share)
-        found = BlockPool(_PAGE, int(_PAGE * each), self.held_bytes(share, dtype, tokens, 1))
+        pool = BlockPool(_PAGE, int(_PAGE * each), self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
             capacity = self._profiled_tokens(share, dtype, memory)
-            found = BlockPool(*found[:3], capacity // _PAGE, capacity, capacity / round_up(tokens, _PAGE))
+            pool = BlockPool(*pool[:3], capacity // _PAGE, capacity, capacity / round_up(tokens, _PAGE))
         windows = self._window_slots(full, batch)
-        return PoolFigures(found, {"max_total_num_tokens": full, "swa_max_total_num_tokens": windows})
+        return PoolFigures(pool, {"max_total_num_tokens": full, "swa_max_total_num_tokens": windows})
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int:
         tokens = int(max(0, memory - self._fixed_bytes(share)) / self._bytes_per_token(share))

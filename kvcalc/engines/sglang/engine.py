@@ -206,13 +206,13 @@ class Sglang(Engine):
 
     @staticmethod
     def kv_dtype(
-        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+        spec: ModelSpec, dtype_name: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
     ) -> Resolved:
         """`auto` depends on the device for sparse attention, and on the checkpoint for other models.
 
         See `defaults` for the rules and their sources.
         """
-        name, reason = default_cache(spec, dtype, place) if asked.casefold() == "auto" else (asked, None)
+        name, reason = default_cache(spec, dtype, place) if dtype_name.casefold() == "auto" else (dtype_name, None)
         return (RAW_FP8 if is_fp8(name) and has_raw_rows(spec, place) else name), reason
 
     def draft_tables(self, method: str, head: ModelSpec | None, ranks: int) -> tuple[tuple[str, int], ...]:
@@ -307,13 +307,13 @@ class Sglang(Engine):
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         page, pools = self.page, pools_of(share, dtype)
-        found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
+        pool = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
             capacity = self._profiled_tokens(share, dtype, memory)
             if capacity is not None:
-                found = BlockPool(*found[:3], capacity // page, capacity, capacity / self._paged(tokens))
+                pool = BlockPool(*pool[:3], capacity // page, capacity, capacity / self._paged(tokens))
         full, window = self._pool_tokens(pools, tokens, batch)
-        return PoolFigures(found, {"max_total_num_tokens": full, "swa_max_total_num_tokens": window or None})
+        return PoolFigures(pool, {"max_total_num_tokens": full, "swa_max_total_num_tokens": window or None})
 
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
         # States take what they take, and `_profiled_tokens` limits the requests.

@@ -20,11 +20,11 @@ _WHOLE_PROMPTS = ("-1", "0")
 class SglangReader(Reader):
     """`python -m sglang.launch_server ...` and `sglang serve ...`."""
 
-    def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+    def finish(self, read: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """The sizes are those of all DP ranks, or of one of several whole copies (`command.py`)."""
-        left, settings = found.left, found.settings
+        left, settings = read.left, read.settings
         if "context-length" in settings:
-            found.fields["context_tokens"] = settings["context-length"]
+            read.fields["context_tokens"] = settings["context-length"]
         copies = left.get("dp-size", "1")
         replicas = left.get("attn-dp-size")
         if replicas is None and left.get("enable-dp-attention"):
@@ -32,42 +32,42 @@ class SglangReader(Reader):
         number = whole(replicas or "1", "--attn-dp-size")
         parts = number * whole(settings.get("attn-cp-size", "1"), "--attn-cp-size")
         if parts > 1:
-            size = found.size("tensor_parallel_size")
+            size = read.size("tensor_parallel_size")
             if size % parts:
                 text = f"SGLang does not start: --tp-size {size} is not a multiple of {parts}, the copies of attention"
                 raise LayoutError(text, f"use --tp-size {parts}")  # parallel_hook.py
-            found.fields.update(tensor_parallel_size=str(size // parts), data_parallel_size=str(number))
+            read.fields.update(tensor_parallel_size=str(size // parts), data_parallel_size=str(number))
         if "attn-cp-size" not in settings:
-            found.unknown += [f"--{name}" for name in ("enable-prefill-cp", "cp-strategy") if name in left]
+            read.unknown += [f"--{name}" for name in ("enable-prefill-cp", "cp-strategy") if name in left]
         if settings.get("chunked-prefill-size") in _WHOLE_PROMPTS:
             settings["chunked-prefill-size"] = settings.get("max-prefill-tokens", "16384")
-            found.notes.append("prompts are not divided: a step is counted with --max-prefill-tokens")
-        found.copies = whole(copies, "--dp-size")
+            read.notes.append("prompts are not divided: a step is counted with --max-prefill-tokens")
+        read.copies = whole(copies, "--dp-size")
         if not left.get("enable-lora") and "lora-paths" not in left:
-            found.ignore_adapters()  # check_lora_server_args, arg_groups/lora_hook.py
+            read.ignore_adapters()  # check_lora_server_args, arg_groups/lora_hook.py
         elif "max-lora-rank" in settings:
-            found.unknown += ["--lora-target-modules"] if left.get("lora-target-modules", "all") != "all" else []
+            read.unknown += ["--lora-target-modules"] if left.get("lora-target-modules", "all") != "all" else []
         else:
-            found.unknown.append("--lora-paths")  # SGLang takes the rank from the adapters
+            read.unknown.append("--lora-paths")  # SGLang takes the rank from the adapters
         algorithm = left.get("speculative-algorithm")
         if algorithm is not None:
-            self._drafting(found, algorithm.upper())
+            self._drafting(read, algorithm.upper())
 
-    def _drafting(self, found: Read, algorithm: str) -> None:
-        model = found.left.get("speculative-draft-model-path")
+    def _drafting(self, read: Read, algorithm: str) -> None:
+        model = read.left.get("speculative-draft-model-path")
         method = MTP if algorithm == "NEXTN" else inverse(ALGORITHMS).get(algorithm)
         if method in (MTP, EAGLE1):
             method = MTP if model is None else EAGLE1
-        checked = found.settings.pop("speculative-num-draft-tokens", None)
-        steps = found.left.get("speculative-num-steps")
+        checked = read.settings.pop("speculative-num-draft-tokens", None)
+        steps = read.left.get("speculative-num-steps")
         if checked is not None:
             number = whole(checked, "--speculative-num-draft-tokens") - 1
         else:
             number = whole(steps or "3", "--speculative-num-steps")
         if method is None or number < 1:
-            found.notes.append(f"drafting with {algorithm} is not counted")
+            read.notes.append(f"drafting with {algorithm} is not counted")
             return
-        found.drafting = method, number, None if method in (MTP, NGRAM) else model
+        read.drafting = method, number, None if method in (MTP, NGRAM) else model
 
 
 READER = SglangReader("sglang")

@@ -57,9 +57,9 @@ class SglangReuse(Reuse):
             )
         return copies
 
-    def check_drafts(self, asked: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
+    def check_drafts(self, speculation: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
         if settings.get("attn-cp-size", "1") != "1":
-            raise UsageError(f"--speculative {asked}: not modelled with --attn-cp-size", "leave one of them out")
+            raise UsageError(f"--speculative {speculation}: not modelled with --attn-cp-size", "leave one of them out")
 
     def draft_notes(self, settings: Mapping[str, str]) -> tuple[Note, ...]:
         if "max-running-requests" in settings:
@@ -67,8 +67,8 @@ class SglangReuse(Reuse):
         text = f"SGLang runs at most {DRAFTING_REQUESTS} requests if it drafts (set --max-running-requests)"
         return (Note("speculative", "running-limit", text),)
 
-    def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
-        return Matching(1) if asked.method in OF_HIDDEN_STATES and not has_states(spec) else PLAIN
+    def matching(self, speculation: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
+        return Matching(1) if speculation.method in OF_HIDDEN_STATES and not has_states(spec) else PLAIN
 
 
 # SGLang's radix tree: which tokens requests share, and which must stay for a later request.

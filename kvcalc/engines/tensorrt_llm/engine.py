@@ -108,22 +108,22 @@ class TensorrtLlm(Engine):
 
     @staticmethod
     def kv_dtype(
-        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+        spec: ModelSpec, dtype_name: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
     ) -> Resolved:
         """`auto` follows a checkpoint quantized by modelopt: the engine reads its kv_cache_quant_algo (quant_mode).
 
         Checkpoints from modelopt's fp8 and nvfp4 recipes name fp8. So `auto` is also fp8 if such weights are requested
         (TensorRT-LLM 1.0, performance overview).
         """
-        if asked.casefold() != "auto":
-            return asked, None
+        if dtype_name.casefold() != "auto":
+            return dtype_name, None
         found = quantized_cache(spec.quantization, ("modelopt",))
         if found:
             return found[0], f"the checkpoint's {found[1]} is {found[0]}"
         weights = parse_weight_dtype(dtype)
         if weights is not None and weights.name in _WITH_FP8_CACHE:
             return "fp8", f"modelopt's {weights.name} checkpoints use an fp8 cache"
-        return asked, None
+        return dtype_name, None
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         return round_up(tokens, self.block) * row_bytes(cache, dtype)

@@ -132,12 +132,12 @@ class LayerGroups(TensorrtLlm):
             }
             for place, (group, size) in enumerate(zip(division.groups, division.sizes))
         ]
-        found = BlockPool(self.block, sum(division.sizes), self.held_bytes(share, dtype, tokens, 1))
+        pool = BlockPool(self.block, sum(division.sizes), self.held_bytes(share, dtype, tokens, 1))
         if slots is not None:
             whole = [count for count, group in zip(slots, division.groups) if None in group.windows] or slots
             concurrency = self._concurrency(division, slots, tokens)
-            found = BlockPool(*found[:3], min(whole), min(whole) * self.block, concurrency)
-        return PoolFigures(found, {"window_pools": pools})
+            pool = BlockPool(*pool[:3], min(whole), min(whole) * self.block, concurrency)
+        return PoolFigures(pool, {"window_pools": pools})
 
     def _divided(self, layout: Layout, memory: int | None) -> tuple[Division, list[int] | None]:
         """How the memory is divided, and the slots of each group. None if the memory is not known."""

@@ -86,8 +86,8 @@ class Hybrid(TensorrtLlm):
         held, with_rows = self.held_bytes(share, dtype, tokens, 1), attending(share)
         if not with_rows.layers:
             return PoolFigures(BlockPool(self.block, 0, held), {"window_pools": None})
-        found = super().blocks(with_rows, dtype, tokens, batch, left)
-        return found._replace(pool=found.pool and found.pool._replace(request_bytes=held))
+        pool = super().blocks(with_rows, dtype, tokens, batch, left)
+        return pool._replace(pool=pool.pool and pool.pool._replace(request_bytes=held))
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return self.pool(share, dtype, tokens, 1)

@@ -30,24 +30,24 @@ _DECODING = {**inverse(DECODING), "Eagle": "eagle1", "EAGLE3": "eagle"}
 class TensorrtLlmReader(Reader):
     """`trtllm-serve ...`."""
 
-    def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+    def finish(self, read: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """The settings of the file are read like options, which come first."""
-        path = found.left.get("config")
+        path = read.left.get("config")
         text = None if path is None else text_of(path, files)
         if path is not None and text is None:
-            found.notes.append(f"{path} is not here, so its settings do not count")
+            read.notes.append(f"{path} is not here, so its settings do not count")
         if text is not None:
-            self._settings(found, parse_mapping(text, path or ""))
-        if found.left.get("dtype") in float_types():
-            found.fields["dtype"] = float_types()[found.left["dtype"]]
+            self._settings(read, parse_mapping(text, path or ""))
+        if read.left.get("dtype") in float_types():
+            read.fields["dtype"] = float_types()[read.left["dtype"]]
 
-    def _settings(self, found: Read, config: Mapping[Any, Any]) -> None:
+    def _settings(self, read: Read, config: Mapping[Any, Any]) -> None:
         inside = {key: config[key] for key in _NESTED if isinstance(config.get(key), dict)}
         rows = {**config, **{key: value for part in inside.values() for key, value in part.items()}}
         if "kv_cache_config" in inside:
-            found.fields["kv_dtype"] = str(inside["kv_cache_config"].get("dtype") or "auto")
+            read.fields["kv_dtype"] = str(inside["kv_cache_config"].get("dtype") or "auto")
         if "kv_cache_dtype" in rows:
-            found.fields["kv_dtype"] = str(rows.pop("kv_cache_dtype"))
+            read.fields["kv_dtype"] = str(rows.pop("kv_cache_dtype"))
         self._graphs(config.get("cuda_graph_config"))
         harmless = self.words.keys.split()
         own = {key: name for name, key in KV_CACHE_CONFIG.items()}
@@ -55,7 +55,7 @@ class TensorrtLlmReader(Reader):
             if key in (*_NESTED, "speculative_config", *harmless) or value is None:
                 continue
             if key == "moe_config" and isinstance(value, dict):
-                found.unknown += [f"moe_config.{name}" for name in value if name not in _MOE]
+                read.unknown += [f"moe_config.{name}" for name in value if name not in _MOE]
                 continue
             if (key, value) in _DEFAULTS:
                 continue
@@ -66,15 +66,15 @@ class TensorrtLlmReader(Reader):
             if key == "dtype" and "dtype" not in config:
                 continue  # the cache's
             if name in self.fields:
-                found.fields.setdefault(self.fields[name], text)
+                read.fields.setdefault(self.fields[name], text)
             elif name == "dtype":
-                found.left.setdefault("dtype", str(config["dtype"]))
+                read.left.setdefault("dtype", str(config["dtype"]))
             elif name in self.own:
-                found.settings.setdefault(self.own[name], text)
+                read.settings.setdefault(self.own[name], text)
             elif name not in self.harmless:
-                found.unknown.append(str(key))
+                read.unknown.append(str(key))
         if rows.get("enable_attention_dp") is True:  # of all ranks, wherever their number stands
-            found.fields.update(data_parallel_size=str(found.size("tensor_parallel_size")), tensor_parallel_size="1")
+            read.fields.update(data_parallel_size=str(read.size("tensor_parallel_size")), tensor_parallel_size="1")
         drafting = config.get("speculative_config")
         if isinstance(drafting, dict):
             method = _DECODING.get(str(drafting.get("decoding_type")))
@@ -82,7 +82,7 @@ class TensorrtLlmReader(Reader):
             if method is None or number is None:
                 raise UsageError("speculative_config: needs decoding_type and max_draft_len")
             model = drafting.get("speculative_model") or drafting.get("speculative_model_dir")
-            found.drafting = method, whole(str(number), "max_draft_len"), None if method == MTP else model
+            read.drafting = method, whole(str(number), "max_draft_len"), None if method == MTP else model
 
     def _graphs(self, config: Any) -> None:
         """The largest graph and the list of graphs must agree (BaseCudaGraphConfig, llm_args.py)."""

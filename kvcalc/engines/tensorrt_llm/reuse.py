@@ -32,26 +32,27 @@ class TensorrtLlmReuse(Reuse):
     tiers = (CPU, DISK)
     drafts_with_dflash = True
 
-    def check_drafts(self, asked: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
+    def check_drafts(self, speculation: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
         if has_states(spec):
             raise UsageError(
-                f"--speculative {asked}: the states of drafts are not modelled for {spec.name} in tensorrt-llm",
+                f"--speculative {speculation}: the states of drafts are not modelled for {spec.name} in tensorrt-llm",
                 "leave --speculative out, or use --engine vllm or sglang",
             )
 
-    def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
+    def matching(self, speculation: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
         if moved:
             raise UsageError(f"{moved}: what tensorrt-llm moves of drafts is not modelled", "leave --speculative out")
-        if asked.method == NGRAM:
+        if speculation.method == NGRAM:
             return PLAIN
-        if asked.method not in (MTP, EAGLE):
-            return super().matching(asked, spec, release, moved)
+        if speculation.method not in (MTP, EAGLE):
+            return super().matching(speculation, spec, release, moved)
         if release is not None and release < _REUSES_DRAFTS:
             raise UsageError(
-                f"--speculative {asked}: TensorRT-LLM finds no prefixes of the layers that draft before 1.3.0rc28",
+                f"--speculative {speculation}: TensorRT-LLM finds no prefixes of the layers "
+                "that draft before 1.3.0rc28",
                 "use --engine tensorrt-llm@1.3.0rc28 or newer, or leave --speculative out",
             )
-        return Matching(min(spec.num_draft_layers or 1, asked.num_tokens) if asked.method == MTP else 1)
+        return Matching(min(spec.num_draft_layers or 1, speculation.num_tokens) if speculation.method == MTP else 1)
 
 
 # Prefixes in the pools of TensorRT-LLM's KVCacheManagerV2: all blocks, but of a window only those in it.

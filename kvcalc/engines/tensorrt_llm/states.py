@@ -70,12 +70,12 @@ class HybridPools(Hybrid):
         rows = token_bytes(attending(share), dtype)
         if most is not None:
             most = ceil_div((most * rows + self._num_states(batch) * self._all_states(share)) * 100, RESUMES_BELOW)
-        found = BlockPool(self.block, self.block * rows, self.held_bytes(share, dtype, tokens, 1))
+        pool = BlockPool(self.block, self.block * rows, self.held_bytes(share, dtype, tokens, 1))
         quota = quota_of(self.chosen, memory, most)
         if rows and quota is not None:
             slots = division.slots(quota)[0]
-            found = BlockPool(*found[:3], slots, slots * self.block, slots / ceil_div(tokens, self.block))
-        return PoolFigures(found, {"window_pools": None})
+            pool = BlockPool(*pool[:3], slots, slots * self.block, slots / ceil_div(tokens, self.block))
+        return PoolFigures(pool, {"window_pools": None})
 
     def _num_states(self, batch: int) -> int:
         """The states of the requests that may run, --max-batch-size in every pipeline stage, and the dummy's."""

@@ -21,12 +21,12 @@ class TransformersReuse(Reuse):
     def check_hits(self, option: str, spec: ModelSpec) -> None:
         raise UsageError(f"{option}: transformers has no prefix cache", "leave it out, or use another engine")
 
-    def check_drafts(self, asked: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
-        super().check_drafts(asked, spec, settings)
-        if asked.method not in (DRAFT, NGRAM):
+    def check_drafts(self, speculation: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
+        super().check_drafts(speculation, spec, settings)
+        if speculation.method not in (DRAFT, NGRAM):
             raise UsageError(
-                f"--speculative {asked}: transformers drafts with a draft model or n-grams only",
-                f"use --speculative ngram:{asked.num_tokens}, or another engine",
+                f"--speculative {speculation}: transformers drafts with a draft model or n-grams only",
+                f"use --speculative ngram:{speculation.num_tokens}, or another engine",
             )
 
     def draft_notes(self, settings: Mapping[str, str]) -> tuple[Note, ...]:

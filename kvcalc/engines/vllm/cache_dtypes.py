@@ -59,16 +59,16 @@ _HEAD_SCALES_BYTES = 2 * 4
 _PACKED = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 
 
-def own_dtype(asked: str) -> Dtype | str:
-    """The type that vLLM calls `asked`, or `asked` itself if vLLM has no type of that name.
+def own_dtype(dtype_name: str) -> Dtype | str:
+    """The type that vLLM calls `dtype_name`, or `dtype_name` itself if vLLM has no type of that name.
 
     Raises UsageError (exit 2) for a type that vLLM has but kvcalc does not model.
     """
-    name = asked.casefold()
+    name = dtype_name.casefold()
     if name.startswith(_NOT_COUNTED):
-        raise UsageError(f"--kv-dtype {asked[:40]}: this vLLM type is not modelled", f"one of {_KNOWN}")
+        raise UsageError(f"--kv-dtype {dtype_name[:40]}: this vLLM type is not modelled", f"one of {_KNOWN}")
     name = _ALIASES.get(name, name)
-    return _OWN.get(name, name if name in DTYPES else asked)
+    return _OWN.get(name, name if name in DTYPES else dtype_name)
 
 
 def check_dtype(dtype: Dtype, place: Place) -> None:

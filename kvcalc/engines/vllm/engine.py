@@ -200,14 +200,14 @@ class Vllm(Engine):
 
     @staticmethod
     def kv_dtype(
-        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+        spec: ModelSpec, dtype_name: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
     ) -> Resolved:
         """`auto` follows the checkpoint, else the default for the model and the device (`defaults.default_cache`).
 
         The checkpoint decides if it was quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py,
         since 0.14), or has a kv_cache_scheme, which gives fp8 (layers/attention/attention.py).
         """
-        found, reason = _resolve(spec, asked, dtype, place)
+        found, reason = _resolve(spec, dtype_name, dtype, place)
         if spec.model_type in V41:
             return own_dtype(v41_rows(spec, found if isinstance(found, str) else found.name, place)), reason
         return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
@@ -221,11 +221,11 @@ class Vllm(Engine):
             check_v41_device(self.spec, start.gpu.device_class)
         super().check_start(start)
 
-    def rules_used(self, asked: RequestedRelease) -> str | None:
+    def rules_used(self, requested: RequestedRelease) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""
-        if asked.is_date:
+        if requested.is_date:
             return self.rules.name
-        return None if asked.is_placed and is_known(asked) else super().rules_used(asked)
+        return None if requested.is_placed and is_known(requested) else super().rules_used(requested)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         plan = self.plan(self.spec, dtype, is_divided=False)
@@ -308,7 +308,7 @@ class Vllm(Engine):
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         plan = self.plan(share, dtype)
         needed, sizes = plan.request_blocks(tokens), plan.block_sizes
-        found = BlockPool(max(sizes, default=tokens), plan.block_bytes, needed * plan.block_bytes)
+        pool = BlockPool(max(sizes, default=tokens), plan.block_bytes, needed * plan.block_bytes)
         if memory is not None:
             fitting = self._num_blocks(plan, memory)
             concurrency = fitting / plan.printed_blocks(tokens)
@@ -318,8 +318,8 @@ class Vllm(Engine):
                 printed = fitting // len(plan.groups) * min(sizes, default=tokens) * self.token_ranks
             if self.rules.tokens == "blocks":
                 concurrency = printed / tokens
-            found = BlockPool(*found[:3], fitting, printed, concurrency)
-        return PoolFigures(found)
+            pool = BlockPool(*pool[:3], fitting, printed, concurrency)
+        return PoolFigures(pool)
 
     def check_context(self, tokens: int) -> None:
         """Without chunked prefill, a step must have room for the longest request (verify_max_model_len)."""
@@ -460,17 +460,17 @@ def _stage_notes(rules: Rules, stages: int) -> tuple[Note, ...]:
     return (Note("engine", "stage-memory", f"this release starts only if every stage has memory for {needed}"),)
 
 
-def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Resolved:
+def _resolve(spec: ModelSpec, dtype_name: str, dtype: str | None, place: Place) -> Resolved:
     """The cache's type and the reason, before the layout is known."""
-    if asked.casefold() != "auto":
-        return own_dtype(asked), None
+    if dtype_name.casefold() != "auto":
+        return own_dtype(dtype_name), None
     follows_modelopt = place.since(0, 14)
     makers = ("modelopt", "compressed-tensors") if follows_modelopt else ("compressed-tensors",)
     found = quantized_cache(spec.quantization, makers)
     if found:
         return found[0], f"the checkpoint's {found[1]} is {found[0]}"
     published = published_cache(spec, dtype) if follows_modelopt else None
-    return published or default_cache(spec, place) or (asked, None)
+    return published or default_cache(spec, place) or (dtype_name, None)
 
 
 @remembered

@@ -23,75 +23,75 @@ _BY_NAME = {"eagle-": EAGLE1, "eagle3": EAGLE, "dflash": DFLASH}
 class VllmReader(Reader):
     """`vllm serve ...`, and the module that it replaced."""
 
-    def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+    def finish(self, read: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """--enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py)."""
-        left = found.left
+        left = read.left
         if "device-ids" in left:
-            found.num_devices = len(left["device-ids"].split(","))
+            read.num_devices = len(left["device-ids"].split(","))
         local = left.get("data-parallel-size-local")
-        if local is not None and whole(local, "--data-parallel-size-local") < found.size("data_parallel_size"):
-            found.nodes = -(-found.size("data_parallel_size") // int(local))
+        if local is not None and whole(local, "--data-parallel-size-local") < read.size("data_parallel_size"):
+            read.nodes = -(-read.size("data_parallel_size") // int(local))
         if left.get("enable-expert-parallel"):
-            replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
-            found.fields["expert_parallel_size"] = str(replicas)
+            replicas = read.size("data_parallel_size") * read.size("tensor_parallel_size")
+            read.fields["expert_parallel_size"] = str(replicas)
         if left.get("enable-lora"):
-            loras = found.settings.get("max-loras", "1")  # LoRAConfig, config/lora.py
-            if not has_adapters(found.settings):
-                found.settings["max-loras"] = loras
+            loras = read.settings.get("max-loras", "1")  # LoRAConfig, config/lora.py
+            if not has_adapters(read.settings):
+                read.settings["max-loras"] = loras
             held = left.get("max-cpu-loras")
-            found.ignored += [] if held is None else ["--max-cpu-loras"]
+            read.ignored += [] if held is None else ["--max-cpu-loras"]
             if held is not None and loras.isdecimal() and whole(held, "--max-cpu-loras") < int(loras):
                 text = (
                     f"--max-cpu-loras {held}: vLLM does not start with fewer adapters in host memory than on a device"
                 )
                 raise LayoutError(text, f"--max-cpu-loras {loras}")
         else:
-            found.ignore_adapters()
+            read.ignore_adapters()
         images = left.get("limit-mm-per-prompt")
         if images is not None:
             limits = json_object(images, "limit-mm-per-prompt")
             if limits and not any(limits.values()):
                 # A tower is not loaded if its limits are 0 (_mark_tower_model, model_executor/models/interfaces.py).
-                found.settings["language-model-only"] = ""
+                read.settings["language-model-only"] = ""
             else:
-                found.unknown.append("--limit-mm-per-prompt")
+                read.unknown.append("--limit-mm-per-prompt")
         compiled = left.get("compilation-config")
         if compiled is not None:
-            self._graphs(found, compiled)
+            self._graphs(read, compiled)
         attention = left.get("attention-config")
         if attention is not None:
-            self._attention(found, json_object(attention, "attention-config"))
+            self._attention(read, json_object(attention, "attention-config"))
         config = left.get("speculative-config")
         if config is not None:
-            self._drafting(found, json_object(config, "speculative-config"))
+            self._drafting(read, json_object(config, "speculative-config"))
 
-    def installed(self, found: Read) -> None:
+    def installed(self, read: Read) -> None:
         """The images have FlashInfer, with which these releases sample (`kvcalc.engines.vllm.reserve`)."""
-        place = Place(release_of(found.engine))
+        place = Place(release_of(read.engine))
         if place.since(0, 8) and not place.since(0, 11, 1):
-            found.settings.setdefault("flashinfer-sampler", "1")
+            read.settings.setdefault("flashinfer-sampler", "1")
 
-    def replaces_method(self, found: Read) -> bool:
+    def replaces_method(self, read: Read) -> bool:
         """vllm-project/vllm#22073."""
-        return Place(release_of(found.engine)).since(0, 10, 1)
+        return Place(release_of(read.engine)).since(0, 10, 1)
 
-    def _attention(self, found: Read, config: Mapping[str, Any]) -> None:
+    def _attention(self, read: Read, config: Mapping[str, Any]) -> None:
         for key, value in config.items():
             if key == "backend":
-                found.settings.setdefault("attention-backend", str(value))
+                read.settings.setdefault("attention-backend", str(value))
             elif key not in self.names["kernels"]:
-                found.unknown.append(f"attention-config {key}")
+                read.unknown.append(f"attention-config {key}")
 
-    def _graphs(self, found: Read, config: str) -> None:
+    def _graphs(self, read: Read, config: str) -> None:
         """--compilation-config is an object, or the number of its mode."""
         mode = (("mode", 3 if config == "3" else config),)
         for key, value in mode if config.isdecimal() else json_object(config, "compilation-config").items():
             if key == "cudagraph_mode" and isinstance(value, str):
-                found.settings["cudagraph-mode"] = value.casefold()
+                read.settings["cudagraph-mode"] = value.casefold()
             elif key.split(".")[0] not in self.names["passes"] and not (key in ("mode", "level") and value == 3):
-                found.unknown.append(f"compilation-config {key}")
+                read.unknown.append(f"compilation-config {key}")
 
-    def _drafting(self, found: Read, config: Mapping[str, Any]) -> None:
+    def _drafting(self, read: Read, config: Mapping[str, Any]) -> None:
         tokens, method, model = config.get("num_speculative_tokens", 1), config.get("method"), config.get("model")
         known = inverse(METHODS).get(str(method))
         # Names of the methods of single model types (MTPModelTypes, config/speculative.py), and a model alone.
@@ -99,9 +99,9 @@ class VllmReader(Reader):
         if method is None and model:
             known = next((method for part, method in _BY_NAME.items() if part in str(model).casefold()), DRAFT)
         if known is None:
-            found.notes.append(f"drafting with {method} is not counted")
+            read.notes.append(f"drafting with {method} is not counted")
             return
-        found.drafting = known, whole(str(tokens), "num_speculative_tokens"), None if known == MTP else model
+        read.drafting = known, whole(str(tokens), "num_speculative_tokens"), None if known == MTP else model
 
 
 READER = VllmReader("vllm")

@@ -115,6 +115,6 @@ def rules_of(version: str | None) -> Rules:
     return next(rules for rules in RELEASES if release is None or release >= rules.first)
 
 
-def is_known(asked: RequestedRelease) -> bool:
-    """Whether `asked` names a release, or its date, and is not newer than the newest modelled release."""
-    return asked.release is None or asked.release.numbers[:2] <= NEWEST
+def is_known(requested: RequestedRelease) -> bool:
+    """Whether `requested` names a release, or its date, and is not newer than the newest modelled release."""
+    return requested.release is None or requested.release.numbers[:2] <= NEWEST

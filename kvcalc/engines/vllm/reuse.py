@@ -54,30 +54,30 @@ class VllmReuse(Reuse):
                 f"{option}: vLLM has no prefix cache for encoder-decoders like {spec.name}", "leave it out"
             )
 
-    def check_drafts(self, asked: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
+    def check_drafts(self, speculation: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
         """If prompts are divided, MTP layers of one module alone draft (PCPManager.validate_config, v1/worker/gpu)."""
-        if "prefill-context-parallel-size" in settings and asked.method != MTP:
+        if "prefill-context-parallel-size" in settings and speculation.method != MTP:
             raise UsageError(
-                f"--speculative {asked}: vLLM does not support this with --prefill-context-parallel-size",
-                f"use --speculative mtp:{asked.num_tokens}",
+                f"--speculative {speculation}: vLLM does not support this with --prefill-context-parallel-size",
+                f"use --speculative mtp:{speculation.num_tokens}",
             )
 
-    def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
+    def matching(self, speculation: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
         is_older = release is not None and release < _LOOKS_AHEAD
-        has_several = asked.method == MTP and min(spec.num_draft_layers or 1, asked.num_tokens) > 1
+        has_several = speculation.method == MTP and min(spec.num_draft_layers or 1, speculation.num_tokens) > 1
         if is_older or moved:
-            drops = asked.method in OF_HIDDEN_STATES or (is_older and asked.method == DFLASH)
+            drops = speculation.method in OF_HIDDEN_STATES or (is_older and speculation.method == DFLASH)
             if drops and (windows(spec) or keeps_states(spec)):
                 # The block is dropped in the groups of the drafting layers, and the others follow.
                 what = "this release" if is_older else "vLLM with another tier or instance"
                 raise UsageError(
-                    f"--speculative {asked}: which prefixes of {spec.name} {what} finds again is not modelled",
+                    f"--speculative {speculation}: which prefixes of {spec.name} {what} finds again is not modelled",
                     "use vLLM 0.33, or leave --speculative out" if is_older else "leave --speculative out",
                 )
-            return Matching(drops_block=drops, unsent_tokens=asked.num_tokens - 1 if has_several else 0)
+            return Matching(drops_block=drops, unsent_tokens=speculation.num_tokens - 1 if has_several else 0)
         if has_several:
-            return Matching(asked.num_tokens)
-        return Matching(1) if asked.method in OF_HIDDEN_STATES else PLAIN
+            return Matching(speculation.num_tokens)
+        return Matching(1) if speculation.method in OF_HIDDEN_STATES else PLAIN
 
 
 # vLLM's prefix cache: which blocks requests share, and which must stay for a later request.

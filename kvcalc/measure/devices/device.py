@@ -120,9 +120,9 @@ def last_level_cache_bytes(device: torch.device) -> int:
 def whole_cache_bytes(device: torch.device) -> int:
     """The size of the last-level cache, and on a virtual machine that of the whole processor. 32 MiB if unknown."""
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        architecture = str(getattr(found, "gcnArchName", "")).partition(":")[0]
-        return max(int(found.L2_cache_size), _INFINITY_CACHE_MIB.get(architecture, 0) << 20)
+        properties = torch.cuda.get_device_properties(device)
+        architecture = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+        return max(int(properties.L2_cache_size), _INFINITY_CACHE_MIB.get(architecture, 0) << 20)
     if device.type == "xpu":
         return int(getattr(torch.xpu.get_device_properties(device), "last_level_cache_size", 0)) or _XPU_CACHE_BYTES
     try:
@@ -261,9 +261,9 @@ def _cgroup_free(root: str = "/sys/fs/cgroup") -> int | None:
         # The limits of all ancestors apply too. Inside a container, only the root may exist, not the path.
         parts = [part for part in path.split("/") if part]
         for depth in range(len(parts) + 1):
-            found = _group_free(os.path.join(folder, *parts[:depth]), limit, used)
-            if found is not None:
-                left.append(found)
+            group_free = _group_free(os.path.join(folder, *parts[:depth]), limit, used)
+            if group_free is not None:
+                left.append(group_free)
     return min(left) if left else None
 
 

@@ -81,8 +81,8 @@ class Group:
             if error is not None:
                 raise error
             return
-        found = self.gather(None if error is None else (error.message, error.hint, error.exit_code))
-        for rank, what in enumerate(found):
+        errors = self.gather(None if error is None else (error.message, error.hint, error.exit_code))
+        for rank, what in enumerate(errors):
             if what is not None:
                 alike = KvcalcError(what[0], what[1])
                 alike.exit_code = what[2]
@@ -171,9 +171,11 @@ def shared_device(group: Group, device: torch.device) -> UsageError | None:
     """The error, on every rank, if two ranks have the same CUDA device. NCCL needs a device for each rank."""
     identity = None
     if group.size > 1 and device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         # Older releases of torch do not report these. Then NCCL notices.
-        known = [str(getattr(found, name, "")) for name in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")]
+        known = [
+            str(getattr(properties, name, "")) for name in ("uuid", "pci_domain_id", "pci_bus_id", "pci_device_id")
+        ]
         identity = " ".join(known) if known[0] else None
     owners: dict[str, int] = {}
     for rank, other in enumerate(group.gather(identity)):

@@ -71,9 +71,9 @@ def _driver_version(path: str = "/proc/driver/nvidia/version") -> str | None:
     """The driver version from NVIDIA's kernel module on Linux, else from nvidia-smi. None if neither is available."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", file.readline())
-        if found:
-            return found[1]
+            match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", file.readline())
+        if match:
+            return match[1]
     except OSError:
         pass
     said = _ask_driver(("driver_version",))

@@ -84,10 +84,10 @@ def check_finite(output: Tensor, what: str) -> None:
 
 def _wanted(text: str) -> str:
     """The requested size, if the message has it. CPU messages have bytes, and CUDA messages have a size."""
-    found = re.search(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)", text, re.IGNORECASE)
-    if found is None:
+    match = re.search(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)", text, re.IGNORECASE)
+    if match is None:
         return ""
-    return f": cannot allocate {format_size(int(found[1])) if found[2] == 'bytes' else f'{found[1]} {found[2]}'} more"
+    return f": cannot allocate {format_size(int(match[1])) if match[2] == 'bytes' else f'{match[1]} {match[2]}'} more"
 
 
 def forget(error: BaseException, *, is_over: bool = False) -> None:

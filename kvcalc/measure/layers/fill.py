@@ -28,17 +28,17 @@ def fill_caches(stack: Stack, request: Request, progress: Report) -> None:
             cache.length = tokens
         elif not cache.length:
             shapes = layer.cache_shapes()
-            for one in cache.each():
-                end = one.max_tokens - request.steps
-                row_bytes = one.batch_size * sum(heads * width for heads, width in shapes) * 4
-                chunk = end if one.layout == "growing" else max(1, CHUNK_BYTES // row_bytes)
-                one.length = max(0, end - one.capacity)
-                while one.length < end:
-                    new = min(chunk, end - one.length)
-                    one.append(
+            for each in cache.each():
+                end = each.max_tokens - request.steps
+                row_bytes = each.batch_size * sum(heads * width for heads, width in shapes) * 4
+                chunk = end if each.layout == "growing" else max(1, CHUNK_BYTES // row_bytes)
+                each.length = max(0, end - each.capacity)
+                while each.length < end:
+                    new = min(chunk, end - each.length)
+                    each.append(
                         tuple(
                             torch.empty(
-                                one.batch_size, heads, new, width, dtype=request.torch_dtype, device=request.device
+                                each.batch_size, heads, new, width, dtype=request.torch_dtype, device=request.device
                             ).normal_()
                             for heads, width in shapes
                         )

@@ -78,24 +78,24 @@ def parts_of(spec: ModelSpec) -> list[Part]:
 def remarks_on(spec: ModelSpec) -> list[str]:
     """Warnings about parts of the model that run differently from the real model."""
     caches = [cache for group in spec.layers for cache in group.caches]
-    found = []
+    remarks = []
     without = sum(group.num_layers for group in spec.layers if not group.caches)
     if without:
-        found.append(f"{without} of {spec.num_layers} layers have no cache of their own and do not run")
+        remarks.append(f"{without} of {spec.num_layers} layers have no cache of their own and do not run")
     empty = sum(group.num_layers for group in spec.layers if any(map(_is_empty, group.caches)))
     if empty:
-        found.append(f"{empty} of {spec.num_layers} layers attend to an image or an encoder without tokens, and do not "
-                     "run")  # fmt: skip
+        text = "layers attend to an image or an encoder without tokens, and do not run"
+        remarks.append(f"{empty} of {spec.num_layers} {text}")
     if any(isinstance(cache, ChunkedAttention) for cache in caches):
-        found.append("layers with chunked attention run as windows of the same size, which have the same bytes")
+        remarks.append("layers with chunked attention run as windows of the same size, which have the same bytes")
     if any(isinstance(cache, RecurrentState) for cache in caches):
-        found.append("recurrent layers run with plain torch operations: the bytes of their states are exact, but they "
-                     "are slower than fused kernels")  # fmt: skip
+        text = "recurrent layers run with plain torch operations: the bytes of their states are exact"
+        remarks.append(f"{text}, but they are slower than fused kernels")
     names = [mixer.names for group in spec.layers for mixer in group.layer.mixers if isinstance(mixer, Attention)]
     left_out = [("sink in each softmax", any(each.has_sinks for each in names)),
                 ("limit on attention scores (softcap)", any(each.caps_scores for each in names))]  # fmt: skip
-    found += [f"the model's {what} is left out: it changes no bytes" for what, has_it in left_out if has_it]
-    return found
+    remarks += [f"the model's {what} is left out: it changes no bytes" for what, has_it in left_out if has_it]
+    return remarks
 
 
 def _is_empty(cache: Cache) -> bool:

@@ -127,8 +127,8 @@ def need_of(spec: ModelSpec, request: Request) -> Need:
     copies = _copies(shape, request, cache // max(1, spec.num_layers))
     if request.device.type == "cpu":
         chunk = request.context_tokens if request.storage.kind == "none" else tokens
-        asked = Prompt(max(chunk, prompt.context_tokens), chunk, prompt.batch_size)
-        workspace, taken = workspace_bytes(spec, request, asked, copies), process_bytes()
+        last_chunk = Prompt(max(chunk, prompt.context_tokens), chunk, prompt.batch_size)
+        workspace, taken = workspace_bytes(spec, request, last_chunk, copies), process_bytes()
     else:
         workspace, taken = _OVERHEAD_BYTES + tokens * _workspace_per_token(shape, request) + copies, 0
     return Need(weights_bytes_of(spec, request.dtype), cache, workspace, taken)

@@ -162,9 +162,9 @@ def _type_of(facts: _Facts, part: str, layer: int) -> Format | None:
     if few_experts and part in ("value", "key"):
         return _Q4_K if kind in _LOW else _Q8_0
     if part == "value":
-        found = _value_type(facts, layer)
+        value_type = _value_type(facts, layer)
         # llama.cpp recognises 70B models by their 80 layers. Eight heads share one value there, so it gets 5 bits.
-        return _Q5_K if facts.layers == 80 and (found or _COMMON[kind]) in (_Q3_K, _Q4_K) else found
+        return _Q5_K if facts.layers == 80 and (value_type or _COMMON[kind]) in (_Q3_K, _Q4_K) else value_type
     if part == "down":
         return _down_type(facts, layer)
     if part == "output":

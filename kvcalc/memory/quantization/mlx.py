@@ -50,14 +50,14 @@ def read_mlx(config: Mapping[str, object], model_type: str, base_bytes: int) -> 
     its own bits. Raises UnknownSchemeError for values that MLX does not have.
     """
     form = _stated(config, base_bytes)
-    own = {_folded(path): value for path, value in config.items() if isinstance(value, (bool, Mapping))}
+    exceptions = {_folded(path): value for path, value in config.items() if isinstance(value, (bool, Mapping))}
     forms = {
         path: _stated({**_defaults(value), **value}, base_bytes)
         if isinstance(value, Mapping)
         else form
         if value
         else None
-        for path, value in own.items()
+        for path, value in exceptions.items()
     }
     if not forms:
         return _scheme(form.name, lambda _: form, form, model_type, base_bytes)

@@ -72,11 +72,11 @@ def glob_match(patterns: Sequence[str]) -> Match:
 
 def nearest_entry(name: str, table: Mapping[str, _Entry]) -> _Entry | None:
     """The entry of `table` for a module or for its closest parent module. Experts are listed as one module."""
-    for found in aliases(name):
-        while found:
-            if found in table:
-                return table[found]
-            found = found.rpartition(".")[0]
+    for alias in aliases(name):
+        while alias:
+            if alias in table:
+                return table[alias]
+            alias = alias.rpartition(".")[0]
     return None
 
 

@@ -302,7 +302,7 @@ def _tells_layers_apart(config: Mapping[str, object]) -> bool:
     lists = [config.get(key) for key in skipped]
     if isinstance(groups, Mapping):
         lists += [group.get("targets") for group in groups.values() if isinstance(group, Mapping)]
-    patterns = [str(item) for found in lists if isinstance(found, list) for item in found]
+    patterns = [str(item) for items in lists if isinstance(items, list) for item in items]
     for named in (table, config.get("layer_quant_config")):
         patterns += named if isinstance(named, Mapping) else ()
     return any(not _DIGITS.isdisjoint(pattern.replace("\\.", "")) for pattern in patterns)
@@ -317,15 +317,15 @@ def _linear_but(skipped: list[str], form: Format, with_head: bool = False) -> Ca
 
 def _strings(config: Mapping[str, object], *keys: str) -> list[str]:
     """The module names listed under any of `keys`."""
-    found: list[str] = []
+    strings: list[str] = []
     for key in keys:
         value = config.get(key)
         if value is None:
             continue
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             raise UnknownSchemeError(f"{key}, which is not a list of module names")
-        found += value
-    return found
+        strings += value
+    return strings
 
 
 def _block(value: object, key: str) -> tuple[int, int]:

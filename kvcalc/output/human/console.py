@@ -29,8 +29,8 @@ class Console:
         """Print a text or a table. With `soft_wrap`, lines are not broken."""
         if isinstance(what, Table):
             left_out = what.fit(self.width)
-            for row, own in what.lines(self.width):
-                self._write(row.rstrip(), own or style, row)
+            for row, styles in what.lines(self.width):
+                self._write(row.rstrip(), styles or style, row)
             if left_out:
                 self.print(f"not shown at {self.width} columns: {', '.join(left_out)}", style="dim")
             return

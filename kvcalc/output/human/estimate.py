@@ -218,8 +218,8 @@ def _variants(document: documents.Estimate, console: Console) -> None:
 def _chosen(document: documents.Estimate) -> documents.Variant | None:
     """The variant that the rest of the output describes."""
     model, *rows = [
-        (one["num_kv_heads"], one["kv_lora_rank"], one["qk_rope_head_dim"])
-        for one in (document["model"], *document["variants"])
+        (variant["num_kv_heads"], variant["kv_lora_rank"], variant["qk_rope_head_dim"])
+        for variant in (document["model"], *document["variants"])
     ]
     possible = (row for row, sizes in zip(document["variants"], rows) if row["reason"] is None and sizes == model)
     return next(possible, None)

@@ -56,18 +56,18 @@ def print_reserve(document: Mapping[str, Any], console: Console) -> None:
         ends = ["" if is_exact else size(line[f"{end}_bytes"]) for end in ("low", "high")]
         table.add_row(f"  {line['name']}", count(line["bytes"]), "exact" if is_exact else "estimated", *ends)
     console.print(table)
-    found: documents.SourcesReserve | None = document["sources"]["reserve"]
-    if found is None:
+    reserve: documents.SourcesReserve | None = document["sources"]["reserve"]
+    if reserve is None:
         return
     console.print(
-        f"\n  the range is {found['low_factor']:g} to {found['high_factor']:g} times the estimate; "
-        f"{found['within_range']} of {found['num_tested']} logs were in it with their model family left out"
+        f"\n  the range is {reserve['low_factor']:g} to {reserve['high_factor']:g} times the estimate; "
+        f"{reserve['within_range']} of {reserve['num_tested']} logs were in it with their model family left out"
     )
-    median, most = (f"{100 * found[key]:.1f} %" for key in ("median_error", "largest_error"))
+    median, most = (f"{100 * reserve[key]:.1f} %" for key in ("median_error", "largest_error"))
     console.print(f"  error, as a share of the device: median {median}, largest {most}\n")
-    tested = [log for log in found["logs"] if not log["sets_constant"]]
+    tested = [log for log in reserve["logs"] if not log["sets_constant"]]
     print_table(tested, _LOGS, console, ("estimated_bytes", "reserved_bytes", "source"))
-    if others := len(found["logs"]) - len(tested):
+    if others := len(reserve["logs"]) - len(tested):
         console.print(f"  {others} more logs set the constants: --json lists them")
 
 
@@ -95,7 +95,7 @@ def print_explained(document: Mapping[str, Any], console: Console) -> None:
 
 
 def _speed(document: Mapping[str, Any], console: Console) -> None:
-    speed, found = document["throughput"], document["throughput"]["evidence"]
+    speed, evidence = document["throughput"], document["throughput"]["evidence"]
     console.print()
     parts = [
         f"{name.removesuffix('_seconds').replace('kv', 'cache')} {duration(seconds)}"
@@ -110,14 +110,16 @@ def _speed(document: Mapping[str, Any], console: Console) -> None:
         console.print(
             f"  serving = {tokens}, with the prompts of the others = {serving['tokens_per_second']:,.0f} tokens/s"
         )
-    console.print(f"  fitted to {count(found['measured_times'])} measured times:")
-    for source in found["sources"]:
+    console.print(f"  fitted to {count(evidence['measured_times'])} measured times:")
+    for source in evidence["sources"]:
         console.print(f"    {source}")
-    if found["median_error"] is not None:
-        error = f"median error {percent(found['median_error'])}, mean {percent(found['mean_error'])}"
-        console.print(f"  {error}, {percent(found['within_a_quarter'])} within 25 %, with the model's family left out")
-    where = found["region"] or "all devices and types"
-    ends = f"{found['low_factor']:.2f} to {found['high_factor']:.2f}"
+    if evidence["median_error"] is not None:
+        error = f"median error {percent(evidence['median_error'])}, mean {percent(evidence['mean_error'])}"
+        console.print(
+            f"  {error}, {percent(evidence['within_a_quarter'])} within 25 %, with the model's family left out"
+        )
+    where = evidence["region"] or "all devices and types"
+    ends = f"{evidence['low_factor']:.2f} to {evidence['high_factor']:.2f}"
     console.print(f"  range: measured / predicted was {ends} in 8 of 10 ({where})")
-    if found["outside"]:
-        console.print(f"  no measurement covers {', '.join(found['outside'])}")
+    if evidence["outside"]:
+        console.print(f"  no measurement covers {', '.join(evidence['outside'])}")

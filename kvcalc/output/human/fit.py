@@ -198,15 +198,15 @@ def bar(parts: dict[str, int], device_bytes: int, width: int = _WIDTH) -> str:
     Each part that is not empty has at least one mark. If the parts need more memory than the device has, a `|` marks
     the end of the device.
     """
-    asked = sum(size for kind, size in parts.items() if kind != "free")
-    whole = max(asked, device_bytes, 1)
+    used = sum(size for kind, size in parts.items() if kind != "free")
+    whole = max(used, device_bytes, 1)
     cells = {kind: max(1, round(size * width / whole)) for kind, size in parts.items() if size > 0}
     if cells:
         # Take the rounding from the largest part, so that the bar always has the same width.
         largest = max(cells, key=lambda kind: cells[kind])
         cells[largest] += width - sum(cells.values())
     drawn = "".join(MARKS[kind] * number for kind, number in cells.items())
-    if asked > device_bytes:
+    if used > device_bytes:
         end = min(width - 1, device_bytes * width // whole)
         return f"[{drawn[:end]}|{drawn[end:]}]"
     return f"[{drawn}]"

@@ -102,16 +102,16 @@ def _share(run: documents.Run, what: str) -> str:
 
 def _kept(workload: documents.MeasureWorkload) -> str:
     """How the cache is kept, if it differs from the default."""
-    found = []
+    texts = []
     if workload["cache"] != "preallocated":
-        found.append({"grow": "grown by concatenation", "none": "none, the prefix is recomputed"}[workload["cache"]])
+        texts.append({"grow": "grown by concatenation", "none": "none, the prefix is recomputed"}[workload["cache"]])
     if workload["block_size"]:
-        found.append(f"blocks of {workload['block_size']} tokens")
+        texts.append(f"blocks of {workload['block_size']} tokens")
     if workload["kv_dtype"] != workload["dtype"]:
-        found.append(f"{workload['kv_dtype']} with a scale per {workload.get('cache_scales') or 'row'}")
+        texts.append(f"{workload['kv_dtype']} with a scale per {workload.get('cache_scales') or 'row'}")
     if workload["mla"] != "absorbed":
-        found.append("K and V rebuilt from the latent at every step")
-    return ", ".join(found)
+        texts.append("K and V rebuilt from the latent at every step")
+    return ", ".join(texts)
 
 
 def _notes(document: documents.Measure, console: Console) -> None:
@@ -138,11 +138,11 @@ def _notes(document: documents.Measure, console: Console) -> None:
             )
 
 
-def _capacity(found: documents.Capacity, console: Console) -> None:
-    what = "tokens" if found["axis"] == "context" else "sequences"
+def _capacity(capacity: documents.Capacity, console: Console) -> None:
+    what = "tokens" if capacity["axis"] == "context" else "sequences"
     console.print(
-        f"{count(found['measured'])} {what} fit in {format_size(found['limit_bytes'], capacity=True)}, "
-        f"{found['ratio']:.1%} of the {count(found['predicted'])} predicted"
+        f"{count(capacity['measured'])} {what} fit in {format_size(capacity['limit_bytes'], capacity=True)}, "
+        f"{capacity['ratio']:.1%} of the {count(capacity['predicted'])} predicted"
     )
 
 
@@ -163,11 +163,11 @@ def render_compare(document: documents.MeasureCompare, console: Console) -> None
     console.print()
     table = plain_table("", "figure", ">A", ">B", ">B/A")
     last = None
-    for one in document["figures"]:
-        kind = (one["attention"] or "").upper()
-        values = [_value(one["figure"], value) for value in (one["a"], one["b"])]
-        ratio = "-" if one["ratio"] is None else f"{one['ratio']:.3f}"
-        table.add_row("" if kind == last else kind, one["figure"], *values, ratio)
+    for figure in document["figures"]:
+        kind = (figure["attention"] or "").upper()
+        values = [_value(figure["figure"], value) for value in (figure["a"], figure["b"])]
+        ratio = "-" if figure["ratio"] is None else f"{figure['ratio']:.3f}"
+        table.add_row("" if kind == last else kind, figure["figure"], *values, ratio)
         last = kind
     console.print(table)
     for left in document["left_out"]:
@@ -204,9 +204,9 @@ def render_profile(document: documents.MeasureProfile, console: Console) -> None
     graph = "" if replayed is None else f", {duration(replayed)} in a graph"
     console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {multiplied}", style="dim")
     console.print(f"a launch takes {duration(launch['launched_seconds'])}{graph}", style="dim")
-    for one in document["all_reduces"]:
-        summed, taken = format_size(one["bytes"]), duration(one["seconds"])
-        console.print(f"an all-reduce of {summed} on {one['ranks']} ranks takes {taken}", style="dim")
+    for all_reduce in document["all_reduces"]:
+        summed, taken = format_size(all_reduce["bytes"]), duration(all_reduce["seconds"])
+        console.print(f"an all-reduce of {summed} on {all_reduce['ranks']} ranks takes {taken}", style="dim")
     console.print()
     has_predictions = any(row["predicted_layer_seconds"] for row in document["points"])
     predicted = (">predicted", ">error") if has_predictions else ()

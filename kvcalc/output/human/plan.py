@@ -142,12 +142,12 @@ def _front(document: documents.Plan, console: Console) -> None:
 def _reasons(rows: list[documents.PlanRow]) -> dict[str, list[str]]:
     """Each reason why a row does not fit, with the devices it applies to."""
     several = len({row["engine"] for row in rows}) > 1
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for row in rows:
         if row["reason"]:
             name = f"{row['gpu']} with {row['engine']}" if several else row["gpu"]
-            found.setdefault(row["reason"], []).append(name)
-    return found
+            reasons.setdefault(row["reason"], []).append(name)
+    return reasons
 
 
 def _money(value: float | None) -> str:

@@ -24,9 +24,9 @@ def render(document: documents.Prefix, console: Console) -> None:
         console.print(_setup(model["name"], engine, document["hardware"]))
     console.print()
     amount = size(knee["cache_bytes"]) if has_bytes else f"{count(knee['cache_tokens'])} tokens"
-    found = f"finds {share(knee['hit_rate'])} of the prompt tokens"
+    text = f"finds {share(knee['hit_rate'])} of the prompt tokens"
     limit = f"without a limit, {share(unlimited['hit_rate'])}"
-    console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {found}; {limit}"))
+    console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {text}; {limit}"))
     if prefill is not None:
         saved = f"the knee saves {duration(knee['saved_ttft_seconds'])} of it ({percent(knee['saved_prefill_share'])})"
         console.print(f"a prompt takes {duration(prefill['mean_seconds'])} of prefill on average; {saved}")

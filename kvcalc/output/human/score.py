@@ -40,8 +40,8 @@ def render(document: documents.Score, console: Console) -> None:
         _print_rows(rows, console)
     for setup in document["setups"]:
         _print_setup(setup, console, names_it=len(document["setups"]) > 1)
-    for found in document["summary"]:
-        _print_summary(found, console)
+    for group in document["summary"]:
+        _print_summary(group, console)
 
 
 def _print_rows(rows: list[documents.ScoreRow], console: Console) -> None:
@@ -102,11 +102,11 @@ def _print_setup(setup: documents.ScoreSetup, console: Console, *, names_it: boo
     console.print()
 
 
-def _print_summary(found: documents.ScoreSummaryItem, console: Console) -> None:
-    words = [f"mean error {percent(found['mean_error'])}", f"{percent(found['within_a_quarter'])} within 25%"]
-    if found["in_range"] is not None:
-        words.append(f"{percent(found['in_range'])} in range")
-    console.print(Text.assemble((_name(found["metric"]), "bold"), f" of {count(found['times'])}: ", ", ".join(words)))
+def _print_summary(group: documents.ScoreSummaryItem, console: Console) -> None:
+    words = [f"mean error {percent(group['mean_error'])}", f"{percent(group['within_a_quarter'])} within 25%"]
+    if group["in_range"] is not None:
+        words.append(f"{percent(group['in_range'])} in range")
+    console.print(Text.assemble((_name(group["metric"]), "bold"), f" of {count(group['times'])}: ", ", ".join(words)))
 
 
 def _name(key: str) -> str:

@@ -140,7 +140,7 @@ class _Scale:
 def _draw_limits(grid: list[list[str]], heights: list[int]) -> None:
     """Draw a line with its own mark for each limit. Limits at the same height share a line."""
     for height in set(heights):
-        marks = [mark for mark, own in zip(_LIMITS, heights) if own == height]
+        marks = [mark for mark, height_of_mark in zip(_LIMITS, heights) if height_of_mark == height]
         grid[height] = [marks[column // 2 % len(marks)] for column in range(len(grid[0]))]
 
 

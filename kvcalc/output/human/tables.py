@@ -22,16 +22,16 @@ class Text(str):
     def assemble(cls, *parts: Union[str, tuple[str, str]]) -> Text:
         """The text of all parts, one after the other."""
         pairs = tuple((part, "") if isinstance(part, str) else part for part in parts)
-        found = str.__new__(cls, "".join(text for text, _ in pairs))
-        found.parts = pairs
-        return found
+        text_made = str.__new__(cls, "".join(text for text, _ in pairs))
+        text_made.parts = pairs
+        return text_made
 
 
 def cell_len(text: str) -> int:
     """The columns that a line takes: two for a wide character, none for an accent on the one before."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+    return sum(0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
 Column = tuple[str, str, Callable[[Any], str]]
@@ -88,8 +88,8 @@ class Table:
     def _width(self, most_of_first: int | None = None) -> int:
         """The width of the table, with at most this width of the first column."""
         widest = self._widest(0)
-        own = widest if most_of_first is None else min(widest, most_of_first)
-        return own + sum(_GAP + self._least(place) for place in range(1, len(self.labels)))
+        width = widest if most_of_first is None else min(widest, most_of_first)
+        return width + sum(_GAP + self._least(place) for place in range(1, len(self.labels)))
 
     def _widest(self, place: int) -> int:
         return max(cell_len(line) for cells, _ in self._rows for line in cells[place].split("\n"))
@@ -118,8 +118,10 @@ class Table:
         parts: list[tuple[str, str]] = []
         for place, (cell, width) in enumerate(zip(cells, widths)):
             blanks, gap = " " * (width - cell_len(cell)), " " * _GAP if place else ""
-            own = cell.parts if isinstance(cell, Text) else ((cell, ""),)
-            parts += [(gap + blanks, ""), *own] if self._is_right[place] else [(gap, ""), *own, (blanks, "")]
+            cell_parts = cell.parts if isinstance(cell, Text) else ((cell, ""),)
+            parts += (
+                [(gap + blanks, ""), *cell_parts] if self._is_right[place] else [(gap, ""), *cell_parts, (blanks, "")]
+            )
         return Text.assemble(*parts)
 
 

@@ -44,14 +44,14 @@ def plan(document: Document) -> Answer:
     plans, best, targets = document["plans"], document["best"], document["targets"]
     limits = limits_of(targets)
     wanted = targets_text(targets)
-    asked = facts_of([
+    facts = facts_of([
         ("requests", question_of(document)),
         ("targets", wanted or "none: the fewest devices"),
         ("method", judged_text(document) if wanted else None),
         ("headroom", percent(document["headroom"]) if document["headroom"] else None),
         ("router", document["router"]),
     ])  # fmt: skip
-    sections = [Section("What was asked", [asked])]
+    sections = [Section("What was asked", [facts])]
     if best is not None:
         sections.append(Section("The layout", [_chosen(best, has_bar=document.get("fit") is not None)]))
     columns: list[Any] = [
@@ -172,8 +172,8 @@ def check(document: Document) -> Answer:
              f"{count(requests['input_tokens'])} + {count(requests['output_tokens'])} tokens" if requests else None),
         ])  # fmt: skip
         sections.append(Section("The load that it sustains", [facts]))
-        asked = capacity["requests_per_second"]
-        curve = load_section(document.get("load_curve", ()), "requests per second", asked, limits, "largest")
+        rate = capacity["requests_per_second"]
+        curve = load_section(document.get("load_curve", ()), "requests per second", rate, limits, "largest")
         sections += [curve] if curve is not None else []
     if document["server"]["try"]:
         changes = [(change["option"], change["value"]) for change in document["server"]["try"]]

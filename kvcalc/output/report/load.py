@@ -20,13 +20,13 @@ _COLUMNS = (
 def load_section(
     rows: Sequence[Mapping[str, Any]],
     unit: str,
-    asked: float | None,
+    load: float | None,
     limits: Sequence[tuple[str, str, float]],
     mark: str = "asked",
 ) -> Section | None:
     """The section, or None without a curve. `limits` are metrics in capitals, statistics and seconds.
 
-    `mark` names the load `asked`.
+    `mark` names the load `load`.
     """
     known = [row for row in rows if row["tpot_mean_seconds"] is not None]
     if len(known) < 2:
@@ -39,7 +39,7 @@ def load_section(
         f"Times over the load in {unit}, at the estimate{how}", [heading for heading, _ in columns],
         [[rate(row["load"]), *(_written(row, key) for _, key in columns[1:])] for row in rows],
     )  # fmt: skip
-    marks = [(mark, asked)] if asked is not None else []
+    marks = [(mark, load)] if load is not None else []
     if len(known) < len(rows):
         marks.append(("knee", known[-1]["load"]))
     for metric, name in _METRICS.items():

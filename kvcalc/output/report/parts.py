@@ -134,7 +134,9 @@ def step_section(throughput: Document) -> Section:
     ]
     serving = throughput["serving"]
     if serving is not None:
-        ttft, tpot = (f"{duration(serving[f'{one}seconds'])} ({_range(serving, one)})" for one in ("ttft_", "tpot_"))
+        ttft, tpot = (
+            f"{duration(serving[f'{prefix}seconds'])} ({_range(serving, prefix)})" for prefix in ("ttft_", "tpot_")
+        )
         found.append(
             facts_of(
                 [

@@ -85,16 +85,16 @@ def _charts(document: Document) -> list[Part]:
         [(">time", "seconds", duration), (">waiting", "waiting_requests", count),
          (">running", "running_requests", count)],
     )  # fmt: skip
-    found = [_chart("Waiting and running requests over time", "requests", requests, rows, ("waiting", "running"))]
+    charts = [_chart("Waiting and running requests over time", "requests", requests, rows, ("waiting", "running"))]
     if engine["blocks"] is None:
-        return found
+        return charts
     unit = "tokens" if engine["scheduler"] == "prefill first" else "blocks"
     used = table_of(
         f"Used {unit} over time", rows, [(">time", "seconds", duration), (f">used {unit}", "used_blocks", count)]
     )
     whole = engine["blocks"] * engine["data_parallel_size"] * document["hardware"]["replicas"]
     limit = [(f"all {count(whole)} {unit}", float(whole))]
-    return [*found, _chart(f"Used {unit} over time", unit, used, rows, ("used",), limit)]
+    return [*charts, _chart(f"Used {unit} over time", unit, used, rows, ("used",), limit)]
 
 
 def _chart(

@@ -35,7 +35,7 @@ def as_file(svg: Markup, width: int, height: int) -> Markup:
     """A chart as a file of its own, on white. Its colours are no variables, which few programs but browsers know."""
     colors = light_colors()
     rules = re.findall(r"^(?:svg [.t]|\.[fs]\d).*$", STYLE, re.MULTILINE)
-    style = re.sub(r"var\(--(\w+)\)", lambda found: colors[found[1]], " ".join(rules))
+    style = re.sub(r"var\(--(\w+)\)", lambda match: colors[match[1]], " ".join(rules))
     ground = element("rect", width="100%", height="100%", fill=colors["page"])
     return element(
         "svg", element("style", style), ground, svg, xmlns="http://www.w3.org/2000/svg", width=width, height=height,
