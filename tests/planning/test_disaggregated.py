@@ -209,7 +209,7 @@ def test_nvlink_joins_no_more_devices_than_it_does() -> None:
             {"input_tokens": 120_000, "output_tokens": 100},
             "prefill instance: tp 1: a request of 120,001 tokens does not",
         ),
-        ({"max_tpot_seconds": 1e-4}, "decode instance: tp 1: TPOT of one request is "),
+        ({"max_tpot_seconds": 1e-4}, "TPOT of one request is up to "),
     ],
 )
 def test_the_pool_that_cannot_serve_is_named(asked: dict[str, Any], reason: str) -> None:

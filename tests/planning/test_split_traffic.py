@@ -132,15 +132,16 @@ def test_prefixes_that_a_trace_names_save_prefill_instances(shared: str) -> None
     limits = {"ttft p99": 0.4}
     row = split_row(planned(limits, trace=shared))
     assert check_smallest(row, limits, None, trace=shared)
-    # The short form counts no prefixes: these instances are too few for it, and it stands for what they can serve.
-    assert row["requests_per_second"] < 100
-    assert row["disaggregated"]["prefill"]["utilization"] == pytest.approx(0.9)
+    # What the instances serve at most counts no prefixes: these are too few by that.
+    prefill = row["disaggregated"]["prefill"]
+    assert prefill["max_requests_per_second"] < row["requests_per_second"] < 100
+    assert prefill["utilization"] == 1.0
     alone: Any = kvcalc.plan(
         MODEL, ["h100"], input_tokens=4096, output_tokens=80, requests_per_second=100.0, disaggregate=True,
         transfer=LINK, max_ttft_seconds=0.4, ttft_percentile=99, confidence=50, requests=400,
     )  # fmt: skip
     needed = split_row(alone)["disaggregated"]["prefill"]
-    assert row["disaggregated"]["prefill"]["num_devices"] < needed["num_devices"]
+    assert prefill["num_devices"] < needed["num_devices"]
     # They are enough even if the devices are too few for the short form.
     few = planned(limits, max_devices=row["num_devices"], trace=shared)
     assert split_row(few)["num_devices"] == row["num_devices"]
@@ -273,7 +274,7 @@ def test_the_screen_shows_pools_for_a_trace(kvcalc: Any, bursts: str) -> None:
              "--scale-rate", "3", "--disaggregate", "--transfer-bandwidth", LINK, "--format", "human")  # fmt: skip
     out = kvcalc(*words).out
     assert re.search(r"\d\d\.\d requests per second, vllm", out)
-    assert " P + tp 1 D" in out
+    assert re.search(r" P \+ tp \d D", out)
     assert "h100-sxm + h200-sxm" in out
 
 

@@ -267,6 +267,7 @@ def _larger(judge: Judge, guess: TwoPools, finalist: Finalist, most: float | Non
     if finalist.judged.is_stuck:
         of_prefills, of_decodes = guess.pair.capacities(prefills, decodes)
         decodes_first = of_decodes < of_prefills
+    helped = _HELPS * finalist.judged.worst
     for numbers in (others, more) if decodes_first else (more, others):
         larger = judge.at(guess, numbers) if guess.allows(numbers, most) else None
         if larger is None:
@@ -275,10 +276,8 @@ def _larger(judge: Judge, guess: TwoPools, finalist: Finalist, most: float | Non
             # The other kind may do with less.
             if best is None or best.missed is not None or larger.layout.weight < best.layout.weight:
                 best, most = larger, larger.layout.weight
-        elif best is None or best.missed is not None:
-            if larger.judged.worst < _HELPS * finalist.judged.worst:
-                return larger
-            best = best or larger
+        elif best is None or (best.missed is not None and larger.judged.worst < helped <= best.judged.worst):
+            best = larger
     return best
 
 
