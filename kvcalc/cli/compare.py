@@ -60,5 +60,5 @@ def compare(
         document = {**document, "warnings": told}
     output.emit(document, "compare")
     if without:
-        hint = next((model.hint for _, model in loaded if isinstance(model, KvcalcError)), None)
+        hint = next((error.hint for _, error in loaded if isinstance(error, KvcalcError)), None)
         raise RunError(f"no answer for {without[0]['model']}: {without[0]['reason']}", hint)

@@ -107,7 +107,7 @@ class Together(Fleet):
             self._expect(later)
 
     def _answer(self, request: Request, answer: Request, now: float) -> None:
-        """The client of the request `request` has its answer, and perhaps sends another one when it has thought."""
+        """The client of `request` has its answer, and perhaps sends another one when it has thought."""
         self._ended.append(answer)
         following = request.following(self._supply if self._is_closed else None)
         if following is not None:

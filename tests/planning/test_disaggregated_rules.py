@@ -18,7 +18,7 @@ from kvcalc.planning.plan.disaggregated.instances import (
     Instance,
     decode_instance,
     prefill_instance,
-    sent_of,
+    sender_of,
 )
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_joined, join_caches, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances
@@ -54,7 +54,7 @@ def test_the_cache_of_a_prompt_is_the_same_however_it_is_divided() -> None:
         asked = Question(
             spec, engine=engine, tensor_parallel_size=ranks, pipeline_parallel_size=stages, context_tokens=4096
         )
-        sent = sent_of(make_case(asked), 4096)
+        sent = sender_of(make_case(asked))(4096)
         assert (sent.total_bytes, sent.busiest_bytes) == (whole, whole // (ranks * stages))
 
 

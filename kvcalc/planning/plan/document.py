@@ -46,7 +46,6 @@ from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.planning.plan.judge import Judge
     from kvcalc.planning.plan.targets import Simulated, Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_price", "plan", "refuse_empty"]

@@ -73,6 +73,11 @@ class Targets(NamedTuple):
         return self.arrivals(Load()).clients
 
     @property
+    def clients_without_pause(self) -> int | None:
+        """The clients that send the next request at once. None for users who think, and for requests at a rate."""
+        return None if self.think_seconds else self.clients
+
+    @property
     def think_seconds(self) -> float:
         """How long a client thinks on average before it sends the next request."""
         return self.arrivals(Load()).think_seconds

@@ -34,7 +34,7 @@ from kvcalc.units import format_size
 # TensorRT-LLM) say how long: the median error of their median time to first token is smallest with this.
 HANDOVER_SECONDS = 0.08
 # More prompts in a step save no time: the step is bound by operations long before. So no more run at once either.
-_MOST_PROMPTS = 256
+MOST_PROMPTS = 256
 
 
 class Sent(NamedTuple):
@@ -201,7 +201,7 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instanc
     if shape.pipeline_parallel_size > 1 and not needs.staged_prefill:
         raise LayoutError("no pipeline stages in prefill instances")
     # A prefill instance gives the first token only.
-    instance = _instance(traffic, kind, shape, PREFILL, lengths.input_tokens + 1, _MOST_PROMPTS)
+    instance = _instance(traffic, kind, shape, PREFILL, lengths.input_tokens + 1, MOST_PROMPTS)
     if isinstance(instance, Trouble):
         return instance
     speed = instance.case.question.speed_asked
@@ -211,7 +211,7 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Layout) -> Instanc
     rates = Prefill(
         shape.num_devices,
         between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
-        min(each, _MOST_PROMPTS) * shape.data_parallel_size,
+        min(each, MOST_PROMPTS) * shape.data_parallel_size,
         shape.pipeline_parallel_size,
         instance.slots,
         host_wait(model.constants, 0.0, lengths.input_tokens)
@@ -270,11 +270,8 @@ def _instance(
     traffic: Traffic, kind: Platform, shape: Layout, role: str, held_tokens: int, most: int | None = None
 ) -> Instance | Trouble:
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens. At most `most` of them run."""
-    lengths, question_asked, needs = (
-        traffic.lengths,
-        traffic.question.with_layout(shape.asked),
-        disaggregation_of(kind.engine),
-    )
+    lengths, needs = traffic.lengths, disaggregation_of(kind.engine)
+    question_asked = traffic.question.with_layout(shape.asked)
     context, option = traffic.context_for(kind.engine), engine_class(kind.engine).context_option or ""
     settings = {option.removeprefix("--"): str(context), **traffic.settings_with(shape)}
     speed = question_asked.speed_asked._replace(input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens)
@@ -294,7 +291,7 @@ def _instance(
     if isinstance(speed_model, str):
         raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {speed_model}")
     slots = started.slots if needs.limits_held or each is None else started.fitting
-    sent = sent_of(case, lengths.input_tokens)
+    sent = sender_of(case)(lengths.input_tokens)
     instance = Instance(shape, case, speed_model, slots, held_tokens, sent, started.buffer_bytes, start, each, None)
     for tokens in sorted({held_tokens, lengths.longest_tokens}):
         if not started.largest(tokens) and slots is not None:
@@ -305,13 +302,11 @@ def _instance(
     return instance
 
 
-def sent_of(case: Case, prompt_tokens: int) -> Sent:
-    """The cache of a prompt by the engine's own account, as `server.transfer` counts it."""
-    return sender_of(case)(prompt_tokens)
-
-
 def sender_of(case: Case) -> Callable[[int], Sent]:
-    """`sent_of` for prompts of any length. One tensor-parallel rank has the same layers in all its stages together."""
+    """The cache that a prompt's tokens fill, by the engine's own account, as `server.transfer` counts it.
+
+    One tensor-parallel rank has the same layers in all its stages together.
+    """
     workload, of_stage = case.workload, case.prefixes()
     of_rank = case.allocation.prefixes(case.share, workload.kv_dtype)
     ranks = workload.layout.tensor_parallel_size

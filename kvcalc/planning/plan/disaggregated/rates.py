@@ -139,9 +139,9 @@ def between_counts(seconds: Callable[[int], float]) -> Callable[[float], float]:
     """The times of whole numbers of requests, each computed once, and straight lines between them."""
     at = lru_cache(maxsize=None)(seconds)
 
-    def found(requests: float) -> float:
+    def interpolated(requests: float) -> float:
         below = int(requests)
         rest = requests - below
         return at(below) + rest * (at(below + 1) - at(below)) if rest else at(below)
 
-    return found
+    return interpolated

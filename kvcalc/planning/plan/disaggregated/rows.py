@@ -12,7 +12,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.plan.binding import range_notes
-from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
+from kvcalc.planning.plan.disaggregated.instances import MOST_PROMPTS, Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.platforms import joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances
 from kvcalc.planning.plan.disaggregated.split import (
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from kvcalc.planning.plan.targets import Simulated, Simulates
 
 
-# An instance runs at most so many prompts at once, however many fit.
-_MOST_PROMPTS = 256
 # Names of the two kinds of row, in sentences.
 _AGGREGATED, _SPLIT = "aggregated", "disaggregated"
 
@@ -244,7 +242,7 @@ def _limited(layout: TwoPools) -> TwoPools:
 
 
 def _pools_of(traffic: Traffic, layout: TwoPools, checkpoint: Checkpoint) -> Pools:
-    prompts = layout.prefill.limit or min(layout.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
+    prompts = layout.prefill.limit or min(layout.prefill.slots or MOST_PROMPTS, MOST_PROMPTS)
     running = layout.decode.limit or layout.decode.rates.largest(layout.pair.transfer)
     arguments = {
         PREFILL: _arguments(traffic, layout.prefill, prompts),

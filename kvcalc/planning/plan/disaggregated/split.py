@@ -74,8 +74,8 @@ class TwoPools(NamedTuple):
         if self.simulated is not None:
             seconds = self.decode.rates.output_tokens * (self.simulated.times["tpot"]["mean"] or 0.0)
             return float(self.simulated.requests_per_second / self.numbers[1] * seconds)
-        if targets.clients is not None and not targets.think_seconds:
-            return targets.clients / self.numbers[1]
+        if targets.clients_without_pause is not None:
+            return targets.clients_without_pause / self.numbers[1]
         return float(self.decode.rates.decoding(self.rate(targets) / self.numbers[1]))
 
     def in_flight(self, simulation: Simulates, targets: Targets) -> float:
@@ -99,8 +99,8 @@ class TwoPools(NamedTuple):
         """
         pair, rate = self.pair, self.rate(targets)
         of_prefills, of_decodes = pair.capacities(*self.numbers)
-        if targets.clients is not None and not targets.think_seconds:
-            all_run = targets.clients <= self.numbers[1] * pair.decode.largest(pair.transfer)
+        if targets.clients_without_pause is not None:
+            all_run = targets.clients_without_pause <= self.numbers[1] * pair.decode.largest(pair.transfer)
             return all_run and (targets.limits_waiting or rate <= of_prefills)
         return rate * self._slower <= targets.most_busy * min(of_prefills, of_decodes)
 
@@ -121,25 +121,22 @@ class TwoPools(NamedTuple):
         pair, longest = self.pair, targets.max_tpot_seconds
         most = pair.decode.largest(pair.transfer)
         batch = max(1, min(most, self.decode.most_within(longest) or most))
-        if targets.clients is not None and not targets.think_seconds:
-            decodes = ceil(targets.clients / batch)
+        if targets.clients_without_pause is not None:
+            decodes = ceil(targets.clients_without_pause / batch)
         else:
             _, within = pair.capacities(1, 1, batch)
             _, free = pair.capacities(1, 1)
             decodes = ceil(self.rate(targets) * self._slower / min(within, free * targets.most_busy))
         pools = self._replace(numbers=(1, max(1, decodes)))
         # What the limits leave for the queue. If they leave nothing, a percentile may still meet them.
-        slack = [
-            limit.seconds - pools.alone_seconds(targets)[limit.metric]
-            for limit in targets.limits
-            if limit.metric != "tpot"
-        ]
+        alone = pools.alone_seconds(targets)
+        slack = [limit.seconds - alone[limit.metric] for limit in targets.limits if limit.metric != "tpot"]
         rate = pools.rate(targets) * self._slower
         prefills = pair.prefills(rate, min(slack) if slack and min(slack) > 0 else None, self.kinds.most[0])
         return pools._replace(numbers=(prefills, pools.numbers[1]))
 
     def alone_seconds(self, targets: Targets) -> dict[str, float]:
-        """The judged times of a request that waits for none, by metric."""
+        """The judged times of a request that never waits, by metric."""
         factors, pair = self.factors(targets), self.pair
         ttft, tpot = factors["ttft"][2] * pair.ttft_seconds, factors["tpot"][2] * pair.decode.tpot(1)
         return {"ttft": ttft, "tpot": tpot, "e2e": ttft + (pair.decode.output_tokens - 1) * tpot}
