@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -93,6 +94,39 @@ def _documents_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
         emit(self, document, kind, **shown)
 
     monkeypatch.setattr(Output, "emit", checked)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Simulations end long before their times are known, except in tests marked `settled`.
+
+    Most tests are about what is done with the times, and simulations would take four fifths of the time of all tests.
+    Fixtures of modules are made in the same way, so marked and other tests of a module share none.
+    """
+    if item.get_closest_marker("settled"):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        _shorten(patch)
+        return (yield)
+
+
+def _shorten(patch: pytest.MonkeyPatch) -> None:
+    from kvcalc.planning.plan import judge
+    from kvcalc.simulation import fleet
+    from kvcalc.simulation.loads import load
+
+    window_of = fleet.window_of
+    patch.setattr(fleet, "window_of", lambda *ended: window_of(*ended)._replace(widest=0.0))
+    short = {
+        load: {"_FIRST": 60, "_FIRST_OF_CLIENTS": 60, "_FIRST_PER_CLIENT": 2},
+        judge: {
+            "_FEWEST_REQUESTS": 100, "_BEYOND": 3, "_TURNOVERS": 2, "_TURNOVERS_OF_MEANS": 2, "_LONG_SECONDS": 60,
+            "_SEEDS": 2,
+        },
+    }  # fmt: skip
+    for module, values in short.items():
+        for name, value in values.items():
+            patch.setattr(module, name, value)
 
 
 def without_progress(err: str) -> str:

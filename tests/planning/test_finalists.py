@@ -15,6 +15,8 @@ import pytest
 import kvcalc
 from tests.test_schema import check
 
+pytestmark = pytest.mark.settled
+
 MODEL, PROMPT, ANSWER = "llama-3.1-8b", 1024, 100
 LOAD: dict[str, Any] = {"requests_per_second": 40.0, "requests": 400}
 ASK = ("plan", MODEL, "--input-tokens", PROMPT, "--output-tokens", ANSWER)

@@ -12,6 +12,8 @@ from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judge, Judged
 from kvcalc.planning.plan.replicas import OnePool
 from kvcalc.planning.plan.targets import Simulated, Targets
 
+pytestmark = pytest.mark.settled
+
 RATE = 10.0
 
 

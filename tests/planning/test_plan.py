@@ -54,6 +54,7 @@ def replica(
     return cast("dict[str, Any]", answer)
 
 
+@pytest.mark.settled
 def test_llama_3_70b_for_64_users_at_8k_takes_eight_h100() -> None:
     lengths = one_length(7168, 1024)
     (row,) = ask("llama-3-70b", lengths=lengths, concurrency=64)["plans"]
@@ -69,6 +70,7 @@ def test_llama_3_70b_for_64_users_at_8k_takes_eight_h100() -> None:
     assert answer["throughput"]["serving"]["ttft_seconds"] == pytest.approx(row["ttft_seconds"])
 
 
+@pytest.mark.settled
 @pytest.mark.long
 @pytest.mark.parametrize(("tpot", "ttft"), [(None, None), (0.03, None), (0.02, 0.5)])
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-32b", "gpt-oss-120b"])
@@ -306,6 +308,7 @@ def test_a_target_that_the_range_alone_misses_names_the_confidence_that_meets_it
     assert never["hint"] is None
 
 
+@pytest.mark.settled
 def test_the_time_to_first_token_is_judged_at_the_upper_end_of_its_range_too() -> None:
     lengths = one_length(2048, 500)
     (free,) = ask("llama-3.1-8b", lengths=lengths, concurrency=1)["plans"]

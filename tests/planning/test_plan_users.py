@@ -53,6 +53,7 @@ def test_more_users_need_more_devices_and_users_who_think_longer_fewer(limit: di
     assert best_of(users=4000, think_seconds=80.0, **limit)["num_devices"] < devices[2]
 
 
+@pytest.mark.settled
 @pytest.mark.long
 def test_a_plan_for_sessions_is_what_their_simulation_needs() -> None:
     best = best_of(users=150, sessions=SESSIONS, max_tpot_seconds=0.03, confidence=50, router="prefix-aware")
@@ -125,6 +126,7 @@ def test_a_plan_has_one_load(load: dict[str, Any], said: str | None) -> None:
         check_arrivals(targets)
 
 
+@pytest.mark.settled
 def test_the_headline_says_the_rate_of_users(kvcalc: Any) -> None:
     words = ("plan", MODEL, "--gpu", "h100", "--engine", "vllm", "--input-tokens", "1k", "--output-tokens", "200")
     shown = kvcalc(*words, "--users", "100", "--think-time", "30s", "--format", "human")

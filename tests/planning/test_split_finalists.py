@@ -73,6 +73,7 @@ def test_the_pools_are_those_whose_simulated_percentiles_meet_the_targets(
         pytest.fail("the row is not among the layouts that were simulated")
 
 
+@pytest.mark.settled
 @pytest.mark.long
 def test_no_smaller_pools_would_pass() -> None:
     limit = 0.25

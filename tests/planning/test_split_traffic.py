@@ -167,6 +167,7 @@ HALF: dict[str, Any] = {"prefix_hit_rate": 0.5}
 TIMES = {"ttft p99": 0.3, "tpot p90": 0.012}
 
 
+@pytest.mark.settled
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "engine", "rate", "limits", "more"),

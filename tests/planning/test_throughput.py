@@ -45,6 +45,7 @@ def test_a_step_its_parts_its_range_and_the_roofline_agree(kvcalc: Any) -> None:
     assert found["roofline_decode_step_seconds"] == pytest.approx(read, rel=2e-3)
 
 
+@pytest.mark.settled
 def test_serving_answers_for_requests_in_flight(kvcalc: Any) -> None:
     options = (
         "--gpu",
