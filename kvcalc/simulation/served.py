@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kvcalc.errors import KvcalcError
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.question.lengths import Distribution, lengths_of
 from kvcalc.records import NamedTuple
@@ -12,6 +14,9 @@ from kvcalc.simulation.loads.load import MEANS, Load, check_load, requests_of
 from kvcalc.simulation.play import play
 from kvcalc.simulation.results import Limits, Outcome, describe_results, mean_of
 from kvcalc.throughput.roofline import SpeedModel
+
+# The most loads that are kept for one model.
+_MOST_LOADS = 256
 
 
 class Served(NamedTuple):
@@ -37,11 +42,24 @@ def serve_load(case: Case, model: SpeedModel, notes: list[Note]) -> Served | Non
     prompt, answer = (lengths_of(tokens, "tokens") for tokens in (speed.input_tokens, speed.output_tokens))
     if prompt is None or answer is None:
         return None
-    try:
-        return _served(case, model, prompt, answer, notes)
-    except KvcalcError as error:
-        notes.append(Note("throughput", "not-simulated", f"the times of these requests are not known: {error.message}"))
-        return None
+    # Confidence judges times, and changes none of them.
+    asked = case.question._asdict() | {"model": None, "speed": speed._replace(confidence=0)}
+    key = repr((asked, case.workload.context_tokens, case.workload.batch_size))
+    known = _loads_of(case.model)
+    if key not in known:
+        if len(known) >= _MOST_LOADS:
+            known.clear()
+        told: list[Note] = []
+        known[key] = case, _served(case, model, prompt, answer, told), told
+    _, served, told = known[key]
+    notes += told
+    return served
+
+
+@remembered
+def _loads_of(model: ModelSpec) -> dict[str, tuple[Case, Served | None, list[Note]]]:
+    """The loads simulated with this model so far. Each case is kept, so that no address in a key is used again."""
+    return {}
 
 
 def outcome_of(case: Case, model: SpeedModel, load: Load, notes: list[Note]) -> Outcome:
@@ -52,11 +70,17 @@ def outcome_of(case: Case, model: SpeedModel, load: Load, notes: list[Note]) -> 
     return play(started, model, requests, load, 1, 1.0, notes, assumes=True).outcome
 
 
-def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distribution, notes: list[Note]) -> Served:
+def _served(
+    case: Case, model: SpeedModel, prompt: Distribution, answer: Distribution, notes: list[Note]
+) -> Served | None:  # fmt: skip
     speed = case.question.speed_asked
     clients = speed.concurrency or max(1, case.workload.batch_size)
     load = Load(prompt, answer, concurrency=clients, is_benchmark=speed.benchmark, settling=MEANS, is_brief=True)
-    outcome = outcome_of(case, model, load, notes)
+    try:
+        outcome = outcome_of(case, model, load, notes)
+    except KvcalcError as error:
+        notes.append(Note("throughput", "not-simulated", f"the times of these requests are not known: {error.message}"))
+        return None
     results = describe_results(outcome, Limits(), load)
     ttft, tpot = (mean_of(metric, outcome) for metric in ("ttft", "tpot"))
     tokens = results["tokens_per_second"]

@@ -17,7 +17,6 @@ from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Probe, Traffic, probe
 from kvcalc.question.question import CacheReuse, Question
 from kvcalc.question.request_lengths import lengths_of_pairs, one_length
-from kvcalc.server.budget import budget
 from kvcalc.server.case import make_case
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.conftest import ROOT
@@ -100,14 +99,23 @@ def test_requests_that_fill_the_cache_to_the_last_byte_are_served() -> None:
         assert brief.document["throughput"]["serving"] == whole.document["throughput"]["serving"] is not None
 
 
-@pytest.mark.parametrize("what", ["unknown memory", "devices", "host", "copies", "unknown speed"])
+@pytest.mark.parametrize("memory", ["64GiB", "2GiB"])
+def test_a_part_in_host_memory_must_fit_there(memory: str) -> None:
+    settings = {"n-gpu-layers": "20", "host-memory": memory}
+    speed = kvcalc.SpeedQuestion(None, 3000, 200, 4)
+    question = LLAMA._replace(engine="llama.cpp", engine_settings=settings, devices=find_devices("h100"), speed=speed)
+    case = make_case(question).at(3200, 4)
+    brief, whole = traffic_module.brief_answer(case, True), answer_case(case)
+    assert brief is not None
+    assert brief.fit["fits"] is whole.fit["fits"] is (memory == "64GiB")
+    assert [brief.fit[name] for name in DECIDES] == [whole.fit[name] for name in DECIDES]  # type: ignore[literal-required]
+
+
+@pytest.mark.parametrize("what", ["unknown memory", "copies", "unknown speed"])
 def test_only_the_whole_answer_knows_what_few_layouts_have(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert briefly(LLAMA)[0] is not None
-    question, rooms = LLAMA, budget
-    changes: dict[str, Any] = {"devices": {"devices": ("a device",)}, "host": {"host": "memory"}}
-    if what in changes:
-        monkeypatch.setattr(traffic_module, "budget", lambda case: rooms(case)._replace(**changes[what]))  # type: ignore[union-attr]
-    elif what == "unknown memory":
+    question = LLAMA
+    if what == "unknown memory":
         monkeypatch.setattr(traffic_module, "budget", lambda _: "the weights are not known")
     elif what == "unknown speed":
         monkeypatch.setattr(traffic_module, "speed_of", lambda *_: "the bandwidth is not known")

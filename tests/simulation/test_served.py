@@ -11,7 +11,9 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
+from kvcalc.model.memo import forget
 from kvcalc.question.lengths import parse_distribution
+from kvcalc.simulation import served as served_module
 
 MODEL = "llama-3.1-8b"
 EQUAL, UNEQUAL = ("fixed:1000", "fixed:200"), ("uniform:100..3000", "lognormal:300,1")
@@ -55,6 +57,33 @@ def test_without_a_benchmark_it_is_that_of_the_steady_state(engine: str) -> None
     assert found["ttft_seconds"] == pytest.approx(times["ttft"], rel=0.05)
     assert found["tpot_seconds"] == pytest.approx(times["tpot"], rel=0.03)
     assert served(engine, (2000, 200), 48, benchmark=True)["ttft_seconds"] > 1.3 * found["ttft_seconds"]
+
+
+def test_equal_loads_are_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their notes are those of each answer, and what changes a time is another load."""
+    loads, outcome_of = [], served_module.outcome_of
+
+    def counted(*load: Any) -> Any:
+        loads.append(load)
+        return outcome_of(*load)
+
+    monkeypatch.setattr(served_module, "outcome_of", counted)
+    forget()
+    model, devices = kvcalc.load_model(MODEL), kvcalc.find_devices("h100")
+    loaded = kvcalc.SpeedQuestion(input_tokens=200_000, output_tokens=200, concurrency=4)
+
+    def ask(**more: Any) -> Any:
+        return kvcalc.estimate(model, devices=devices, engine="vllm", speed=loaded._replace(**more))
+
+    first, again, other = ask(), ask(confidence=90), ask(concurrency=3)
+    assert len(loads) == 2
+    assert first["throughput"]["serving"]["tpot_seconds"] == again["throughput"]["serving"]["tpot_seconds"]
+    assert first["throughput"]["serving"]["tpot_seconds"] != other["throughput"]["serving"]["tpot_seconds"]
+    assert (
+        [note for note in first["warnings"] if note["part"] == "load"]
+        == [note for note in again["warnings"] if note["part"] == "load"]
+        != []
+    )
 
 
 def test_equal_lengths_move_in_step_and_a_number_is_a_mean() -> None:

@@ -1,8 +1,7 @@
 """The traffic to serve, and one replica that serves a part of it, with the figures of `kvcalc estimate`.
 
 A search looks at thousands of cases, and only asks whether each fits and how fast it serves. So it takes a part of the
-estimate (`brief_answer`), whose figures are those of `planning.answers.estimate`, by the same functions. What few
-layouts have, such as devices with different layers, is left to that.
+estimate (`brief_answer`), whose figures are those of `planning.answers.estimate`, by the same functions.
 """
 
 from __future__ import annotations
@@ -342,12 +341,12 @@ def brief_answer(case: Case, needs_speed: bool) -> Answer | None:
     `throughput` is null without `needs_speed`, and if it does not fit.
     """
     room = budget(case)
-    if not isinstance(room, Budget) or room.devices or room.host is not None:
+    if not isinstance(room, Budget):
         return None
-    workload, allocation = case.workload, case.allocation
-    sizes = case.share, workload.kv_dtype, workload.context_tokens
-    held = allocation.batch_bytes(*sizes, workload.attention_batch)
-    fits = holds(case, room.pool_bytes)
+    # If every device has layers of its own, those of the fullest one.
+    workload, allocation = room.case.workload, room.case.allocation
+    held = allocation.batch_bytes(room.case.share, workload.kv_dtype, workload.context_tokens, workload.attention_batch)
+    fits = holds(room.case, room.pool_bytes) and (room.host is None or room.host.shortage() is None)
     free = room.pool_bytes - held
     low, _ = free_range(room, free)
     throughput = None
