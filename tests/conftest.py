@@ -103,8 +103,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     Most tests are about what is done with the times, and simulations would take four fifths of the time of all tests.
     Fixtures of modules are made in the same way, so marked and other tests of a module share none.
     """
+    from kvcalc.model.memo import forget
+
     if item.get_closest_marker("settled"):
-        return (yield)
+        forget()  # short runs
+        try:
+            return (yield)
+        finally:
+            forget()
     with pytest.MonkeyPatch.context() as patch:
         _shorten(patch)
         return (yield)

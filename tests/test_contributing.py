@@ -16,7 +16,7 @@ import kvcalc
 from kvcalc.errors import ModelError
 from kvcalc.model.families import decoder_table
 from presets.check import check_decoders
-from tests.conftest import ROOT
+from tests.conftest import ROOT, at_night
 from tests.documents import estimate
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
@@ -143,7 +143,7 @@ def vendors_of(document: Any) -> list[str]:
     ],
     ids=" ".join,
 )  # fmt: skip
-@pytest.mark.parametrize("device_class", ["hopper", "oak"])
+@pytest.mark.parametrize("device_class", ["oak", at_night("hopper")])
 def test_a_device_of_a_new_vendor_is_used_by_every_command(
     kvcalc: Any, device: Path, words: Any, device_class: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

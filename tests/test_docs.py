@@ -161,6 +161,7 @@ def test_the_bytes_shown_are_those_a_run_holds(sample: Sample, measured: Any) ->
         assert f"{expected(kind, spec.num_layers, context):,}" in figures
 
 
+@pytest.mark.settled
 @pytest.mark.parametrize("sample", [sample for sample in SAMPLES if not sample.is_measured], ids=str)
 @pytest.mark.usefixtures("terminal")
 def test_the_output_shown_is_the_output_printed(kvcalc: Any, sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:

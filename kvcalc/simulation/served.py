@@ -44,7 +44,7 @@ def serve_load(case: Case, model: SpeedModel, notes: list[Note]) -> Served | Non
         return None
     # Confidence judges times, and changes none of them.
     asked = case.question._asdict() | {"model": None, "speed": speed._replace(confidence=0)}
-    key = repr((asked, case.workload.context_tokens, case.workload.batch_size))
+    key = repr((asked, case.workload.context_tokens, case.workload.batch_size, model.constants))
     known = _loads_of(case.model)
     if key not in known:
         if len(known) >= _MOST_LOADS:

@@ -43,6 +43,7 @@ def error_of(line: bytes | dict[str, Any]) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.settled
 def test_a_line_is_answered_as_estimate_answers(kvcalc: Any) -> None:
     questions: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"model": "llama-3-70b", "context": 8192, "tp": 8}, ("llama-3-70b", "--context", "8192", "--tp", "8")),

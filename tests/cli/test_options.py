@@ -29,7 +29,20 @@ ASKED = {
     "fit": ("fit", MODEL, "--gpu", "h100"),
     "compare": ("compare", MODEL, "--gpu", "h100"),
     "sweep": ("sweep", MODEL, "--gpu", "h100"),
-    "plan": ("plan", MODEL, "--gpu", "h100", "--input-tokens", "100", "--output-tokens", "10", "--concurrency", "2"),
+    "plan": (
+        "plan",
+        MODEL,
+        "--gpu",
+        "h100",
+        "--input-tokens",
+        "100",
+        "--output-tokens",
+        "10",
+        "--concurrency",
+        "2",
+        "--max-gpus",
+        "2",
+    ),
 }
 VALUES = {
     "cache": "static", "block-size": "32", "gpu-memory-utilization": "0.9",

@@ -268,6 +268,7 @@ def test_several_engines_side_by_side(kvcalc: Any) -> None:
     assert "no prefix cache" in rows["transformers"]["reason"]
 
 
+@pytest.mark.settled
 def test_batch_and_python_give_the_same_answer(kvcalc: Any) -> None:
     asked = (*SERVED, "--prefix-tokens", "1000", "--turns", "3", "--offload", "cpu=64GiB", "--json")
     document = kvcalc(*asked).json

@@ -49,8 +49,9 @@ for line in sys.stdin:
     break
 """
 
-_RUNS = ("gpt2", "llama-3-8b --layers 1 --context 4096", "qwen3-next-80b-a3b --layers 3 --context 512")
+_RUNS = ("gpt2", "qwen3-next-80b-a3b --layers 3 --context 512")
 _RUNS_AT_NIGHT = (
+    "llama-3-8b --layers 1 --context 4096",
     "llama-2-7b --layers 1",
     "deepseek-v3 --layers 1 --context 512",
     "bert-base --batch 8 --dtype fp32",

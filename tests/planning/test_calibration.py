@@ -69,6 +69,7 @@ def slower(tmp_path: Path) -> Path:
     return results(tmp_path / "slower.jsonl", Factors(step=1.7, prefill=1.4))
 
 
+@pytest.mark.settled
 def test_a_load_that_was_not_measured_is_predicted(kvcalc: Any, slower: Path) -> None:
     truth = served(MODEL, "h100", OTHER_LOAD, Factors(step=1.7, prefill=1.4))["tpot_seconds"]
     plain, own = (estimate(kvcalc, *more)["throughput"]["serving"] for more in ((), ("--calibrate", slower)))

@@ -72,7 +72,7 @@ def test_the_parts_add_up(usual: tuple[Any, Any]) -> None:
         assert pool["requests_held"] <= pool["max_requests_held"]
     assert row["requests_per_second"] == 3
     # Requests end at the model's limit.
-    assert 0.9 * 3 * 1024 < row["tokens_per_second"] < 3 * 1024
+    assert 0.8 * 3 * 1024 < row["tokens_per_second"] < 3 * 1024
 
 
 def test_tokens_per_second_have_the_range_of_the_time_of_a_token(usual: tuple[Any, Any]) -> None:

@@ -66,7 +66,7 @@ def test_the_times_are_those_of_each_kind(usual: Any) -> None:
         "qwen3-32b", engine="vllm", devices=kvcalc.find_devices(f"h200x{decode['tensor_parallel_size']}"),
         context_tokens=4096 + 250, batch_size=int(decode["requests_per_instance"]),
     )  # fmt: skip
-    assert row["tpot_seconds"] == pytest.approx(answer["throughput"]["decode_step_seconds"], rel=0.05)
+    assert row["tpot_seconds"] == pytest.approx(answer["throughput"]["decode_step_seconds"], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import kvcalc
 from kvcalc.question.question import SpeedQuestion
 from tests.documents import estimate
 
+pytestmark = pytest.mark.settled
+
 GIVEN = ("llama-3.1-8b", "--gpu", "l4", "--engine", "vllm")
 
 

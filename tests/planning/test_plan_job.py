@@ -21,6 +21,7 @@ def planned(requests: int, seconds: float, **more: Any) -> Any:
     return document
 
 
+@pytest.mark.settled
 def test_a_job_has_the_fewest_replicas_that_end_in_time() -> None:
     document = planned(400_000, HOUR)
     best, targets = document["best"], document["targets"]

@@ -27,7 +27,7 @@ SIMULATED = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 COMMANDS = [("estimate", engine) for engine in ESTIMATED]
 COMMANDS += [(command, engine) for command in ("simulate", "plan") for engine in SIMULATED]
 # One random question of each engine for so many cases of the other fuzz tests. Simulations and plans take longer.
-CASES_PER_QUESTION = {"estimate": 250, "simulate": 1000, "plan": 2500}
+CASES_PER_QUESTION = {"estimate": 333, "simulate": 2000, "plan": 2500}
 TOLERANCE = 0.02
 # Options that say what is used again or drafted. The relations add their own.
 DRAFTS = ("speculative", "acceptance-length", "draft-model", "speculative-eagle-topk", "speculative-num-draft-tokens",

@@ -155,6 +155,7 @@ def test_the_number_of_devices_follows_from_the_layout() -> None:
     assert (staged["tensor_parallel_size"], staged["expert_parallel_size"]) == (2, 8)
 
 
+@pytest.mark.settled
 @pytest.mark.parametrize(("engine", "option"), [("vllm", "max-num-seqs"), ("sglang", "max-running-requests")])
 def test_dp_ranks_of_a_dense_model_are_whole_copies(engine: str, option: str) -> None:
     """Each of four copies on two devices is a server of two devices with a quarter of the requests."""

@@ -323,6 +323,7 @@ def test_a_drafting_engine_admits_requests_like_itself(engine: str, reserves: bo
         assert (running == pytest.approx(expected, rel=0.04)) == reserves
 
 
+@pytest.mark.settled
 def test_sglang_runs_48_requests_if_it_drafts_and_no_limit_is_given() -> None:
     load = SpeedQuestion(input_tokens=100, output_tokens=100, concurrency=200)
     for asked, running in ((None, 200), (Speculation("ngram", 3, 2.0), 48)):

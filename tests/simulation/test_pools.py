@@ -19,6 +19,8 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.results import Outcome, describe_times, ttft_of
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.settled
+
 LINK = "infiniband-400g"
 
 

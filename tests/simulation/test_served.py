@@ -48,6 +48,7 @@ def test_an_estimate_is_the_simulation(engine: str, settings: Any, lengths: tupl
     assert (found["input_lengths"], found["output_lengths"]) == lengths
 
 
+@pytest.mark.settled
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_without_a_benchmark_it_is_that_of_the_steady_state(engine: str) -> None:
     found = served(engine, (2000, 200), 48)

@@ -14,6 +14,8 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.settled import warm_up, width_of_mean, width_of_percentile, window_of
 from tests.conftest import at_night
 
+pytestmark = pytest.mark.settled
+
 MODEL, DEVICE = "llama-3.1-8b", "h100"
 VARYING: dict[str, Any] = {"prompt_tokens": "lognormal:1500,0.3", "answer_tokens": "lognormal:100,0.3"}
 

@@ -12,6 +12,8 @@ from kvcalc.planning.answers.short_form import places_of
 from kvcalc.question.question import Question
 from kvcalc.server.case import make_case
 
+pytestmark = pytest.mark.settled
+
 MODEL, DEVICE = "llama-3.1-8b", "h100"
 Load = tuple[int, int, int]
 

@@ -19,6 +19,8 @@ from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.times import Line
 
+pytestmark = pytest.mark.settled
+
 MODEL, DEVICE = "llama-3.1-8b", "h100"
 STEP = 0.001
 
