@@ -11,8 +11,12 @@ pytestmark = pytest.mark.settled
 
 @pytest.mark.parametrize(("kind", "engine"), FILES)
 def test_the_figures_are_those_that_were_recorded(kind: str, engine: str, pytestconfig: pytest.Config) -> None:
-    """Of every fourth question, or with `--everything` of all."""
-    for row in read(kind, engine)[:: 1 if pytestconfig.getoption("--everything") else 4]:
+    rows = read(kind, engine)
+    if not pytestconfig.getoption("--everything"):
+        # Every fourth simulation. Prompts in parts of a few tokens have thousands of steps each.
+        rows = rows[:: 1 if kind == "memory" else 4]
+        rows = [row for row in rows if int(row.options.get("max-num-tokens", 64)) >= 64]
+    for row in rows:
         assert not differences(row), f"{row}; `python -m tests.recorded` shows all differences"
 
 
