@@ -118,10 +118,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _shorten(patch: pytest.MonkeyPatch) -> None:
     from kvcalc.planning.plan import judge
-    from kvcalc.simulation import fleet
+    from kvcalc.simulation import fleet, settled
     from kvcalc.simulation.loads import load
 
-    window_of = fleet.window_of
+    window_of = settled.window_of
     patch.setattr(fleet, "window_of", lambda *ended: window_of(*ended)._replace(widest=0.0))
     short = {
         load: {"_FIRST": 60, "_FIRST_OF_CLIENTS": 60, "_FIRST_PER_CLIENT": 2},
