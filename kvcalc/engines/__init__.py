@@ -40,32 +40,32 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     2) for an unknown name, something that is not a release, or a setting the engine does not have, and ModelError (exit
     3) for a model whose layout in the engine is not modelled. LayoutError is a release without a class for the model.
     """
-    engine, asked = _class_of(name, spec.model_type)
+    engine, requested = _class_of(name, spec.model_type)
     name, is_named, _ = name.partition("@")
     settings = settings or {}
     check_settings([name], settings, has_device=True)
     notes: tuple[Note, ...] = ()
-    if asked is not None and asked.release is not None:
+    if requested is not None and requested.release is not None:
         from kvcalc.engines.classes import class_notes
 
-        _check_since(engine, settings, asked.release)
-        notes = class_notes(engine, spec, asked)
+        _check_since(engine, settings, requested.release)
+        notes = class_notes(engine, spec, requested)
     if spec.model_type in engine.unread:
         raise ModelError(f"{spec.name}: {engine.title}'s layout of {spec.model_type} is not modelled")
     if not spec.is_encoder or engine.is_formula:
-        found = engine(spec, settings, stages, asked.text if asked else None)
-        if asked is not None:
+        loaded = engine(spec, settings, stages, requested.text if requested else None)
+        if requested is not None:
             if is_named:
-                found.notes = (*notes, *found.notes, *_release_notes(found, asked))
-            found.version = asked.text
-        return found
+                loaded.notes = (*notes, *loaded.notes, *_release_notes(loaded, requested))
+            loaded.version = requested.text
+        return loaded
     from kvcalc.engines.engine import NoCache
     from kvcalc.notes import Note
 
     engine.check_encoder(spec, settings)
     nothing = NoCache(spec, settings, 1, None)
     nothing.of, nothing.name, nothing.title = engine, name, engine.title
-    nothing.version = asked.text if asked else engine.version
+    nothing.version = requested.text if requested else engine.version
     if engine.pools_for_encoders:
         text = "may reserve a pool for encoders; its size depends on the memory, not on the request"
         text = f"{engine.pools_for_encoders} {text}"
@@ -106,12 +106,12 @@ def disaggregation_of(name: str) -> Disaggregation:
 
     Raises UsageError (exit 2) if the engine has no separate prefill and decode instances.
     """
-    found = engine_class(name).disaggregation()
-    if found is None:
+    disaggregation = engine_class(name).disaggregation()
+    if disaggregation is None:
         have = engines_that(lambda engine: engine.disaggregation())
         text = f"--disaggregate: {name.partition('@')[0]} has no separate prefill and decode instances"
         raise UsageError(text, f"--engine {', '.join(have)}")
-    return found
+    return disaggregation
 
 
 def engines_that(have: Callable[[type[Engine]], object]) -> list[str]:
@@ -121,7 +121,7 @@ def engines_that(have: Callable[[type[Engine]], object]) -> list[str]:
 
 def reserve_of(engine: Engine, question: ReserveInputs) -> Reserve:
     """The memory that `engine` does not give to the cache. Raises UsageError (exit 2) for a setting out of range."""
-    found = engine.reserve(question)
+    reserve = engine.reserve(question)
     if question.is_apple:
         from kvcalc.engines.reserve import GIB, RESERVE, Held
 
@@ -129,14 +129,14 @@ def reserve_of(engine: Engine, question: ReserveInputs) -> Reserve:
         # 21,845.34 of 32: ollama#434), three quarters of more (49,152 of 64: llama.cpp#1870; 73,728 of 96: #3213).
         share, percent = (3, 33) if question.memory_bytes <= 32 * GIB else (4, 25)
         held = -(-question.memory_bytes // share)
-        found.held.append(Held(RESERVE, f"reserved by macOS ({percent} %)", held))
-    return found
+        reserve.held.append(Held(RESERVE, f"reserved by macOS ({percent} %)", held))
+    return reserve
 
 
 def log_reader(name: str) -> LogReader:
     """What reads the start-up log of engine `name`, which is one of `LOGS`."""
-    found: LogReader = import_module(f"kvcalc.engines.{ENGINES[name][0]}.log").LOG
-    return found
+    reader: LogReader = import_module(f"kvcalc.engines.{ENGINES[name][0]}.log").LOG
+    return reader
 
 
 def context_limits(name: str, spec: ModelSpec) -> tuple[int | None, int | None]:
@@ -150,8 +150,8 @@ def context_limits(name: str, spec: ModelSpec) -> tuple[int | None, int | None]:
 
 def start_command(name: str) -> StartCommand:
     """How engine `name` is started, which is one of `SERVERS` and may end in a release."""
-    found: StartCommand = import_module(f"kvcalc.engines.{command_key(name)}.command").COMMAND
-    return found
+    command: StartCommand = import_module(f"kvcalc.engines.{command_key(name)}.command").COMMAND
+    return command
 
 
 def command_key(name: str) -> str:

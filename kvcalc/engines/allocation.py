@@ -74,28 +74,30 @@ class Allocation:
         return engine.cache_bytes(cache, tokens + self._slots, dtype)
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        found = self._shared_bytes(share, dtype, tokens, batch)
-        if found is not None:
-            return found
-        return sum([one.held_bytes(part, dtype, tokens + self._slots, batch) for one, part in self._parts(share)])
+        shared = self._shared_bytes(share, dtype, tokens, batch)
+        if shared is not None:
+            return shared
+        return sum([engine.held_bytes(part, dtype, tokens + self._slots, batch) for engine, part in self._parts(share)])
 
     def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         if self._is_plain:
             return self.engine.batch_bytes(share, dtype, tokens, batch)
         if self._shared(share, dtype, tokens):
             return max([self.held_bytes(stage, dtype, tokens, batch) for stage in self.engine.device_stages(share)])
-        return sum([one.batch_bytes(part, dtype, tokens + self._slots, batch) for one, part in self._parts(share)])
+        return sum(
+            [engine.batch_bytes(part, dtype, tokens + self._slots, batch) for engine, part in self._parts(share)]
+        )
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         parts = self._parts(share)
-        found = sum([one.all_stages_bytes(part, dtype, tokens + self._slots, batch) for one, part in parts])
+        total = sum([engine.all_stages_bytes(part, dtype, tokens + self._slots, batch) for engine, part in parts])
         if not self._shared(share, dtype, tokens):
-            return found
+            return total
         if self.engine.bounds:
             return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in self.engine.device_stages(share)])
         # vLLM takes the same number of blocks on every stage, so all stages save the same part.
         held = self.alone().held_bytes(share, dtype, tokens, batch)
-        return found * self.held_bytes(share, dtype, tokens, batch) // held if held else found
+        return total * self.held_bytes(share, dtype, tokens, batch) // held if held else total
 
     def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
         if self._drafts is not None:
@@ -105,13 +107,15 @@ class Allocation:
         return max(self.engine.device_stages(share), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
-        found = self._shared_bytes(spec, dtype, tokens, batch, whole=True)
-        if found is not None:
-            return found
-        return sum([one.replica_bytes(part, dtype, tokens + self._slots, batch) for one, part in self._parts(spec)])
+        shared = self._shared_bytes(spec, dtype, tokens, batch, whole=True)
+        if shared is not None:
+            return shared
+        return sum(
+            [engine.replica_bytes(part, dtype, tokens + self._slots, batch) for engine, part in self._parts(spec)]
+        )
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        return sum([one.host_bytes(part, dtype, tokens + self._slots, batch) for one, part in self._parts(share)])
+        return sum([engine.host_bytes(part, dtype, tokens + self._slots, batch) for engine, part in self._parts(share)])
 
     def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         return self.engine.start_bytes(self._own(share), dtype, tokens)
@@ -133,26 +137,26 @@ class Allocation:
             slope = self.alone().growth(spec, dtype, tokens).bytes_per_token
             return growth_at_slope(slope, self.replica_bytes(spec, dtype, tokens), tokens)
         if self._drafts is None:
-            found = self.engine.growth(spec, dtype, tokens + self._slots)
+            growing = self.engine.growth(spec, dtype, tokens + self._slots)
         else:
             alone = Allocation(self.engine, Requests(drafts=self._drafts))
             steps = self.growth_tokens(spec, dtype)
-            found = growth(partial(alone.replica_bytes, spec, dtype), tokens + self._slots, steps)
-        return Growth(found.bytes_per_token, found.fixed_bytes + found.bytes_per_token * self._slots)
+            growing = growth(partial(alone.replica_bytes, spec, dtype), tokens + self._slots, steps)
+        return Growth(growing.bytes_per_token, growing.fixed_bytes + growing.bytes_per_token * self._slots)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return lcm(*[one.growth_tokens(part, dtype) for one, part in self._parts(share)])
+        return lcm(*[engine.growth_tokens(part, dtype) for engine, part in self._parts(share)])
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         """The figures of the engine's own pool for a request alone, but the bytes of a request with its drafts."""
         if self._is_plain:
             return self.engine.blocks(share, dtype, tokens, batch, memory)
         memory = None if memory is None else self._of_own(share, dtype, tokens, batch, memory)
-        found = self.engine.blocks(self._own(share), dtype, tokens, batch, memory)
+        blocks = self.engine.blocks(self._own(share), dtype, tokens, batch, memory)
         held = self.alone().held_bytes(share, dtype, tokens, 1)
-        if found.pool is not None:
-            return found._replace(pool=found.pool._replace(request_bytes=held))
-        return found._replace(own={**found.own, "request_bytes": held}) if found.own else found
+        if blocks.pool is not None:
+            return blocks._replace(pool=blocks.pool._replace(request_bytes=held))
+        return blocks._replace(own={**blocks.own, "request_bytes": held}) if blocks.own else blocks
 
     def max_running_requests(self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1) -> int | None:
         own, shared = self._own(share), self._shared(share, dtype, tokens)
@@ -173,7 +177,7 @@ class Allocation:
         """The bytes that one decode step reads of the cache of this share, as the engine stores it."""
         if self._drafts is None:
             return self.engine.reads(share, dtype)
-        return reads_of(entries for one, part in self._parts(share) for entries in one.reads(part, dtype).entries)
+        return reads_of(entries for engine, part in self._parts(share) for entries in engine.reads(part, dtype).entries)
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line] | None:
         return self._with_others(self.engine.lines(self._own(share), dtype, tokens), share, dtype, tokens, 1)
@@ -192,7 +196,7 @@ class Allocation:
         return [*lines, Line("prefix kept once", less)]
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        parts = [one.prefixes(part, dtype, whole) for one, part in self._parts(share)]
+        parts = [engine.prefixes(part, dtype, whole) for engine, part in self._parts(share)]
         if self.requests.matching is None and not self._slots and len(parts) == 1:
             return parts[0]
         from kvcalc.engines.prefixes import PLAIN as MATCHES
@@ -216,7 +220,7 @@ class Allocation:
         """The part of `memory` that the engine's own pool gets: both pools have as many tokens."""
         if self._drafts is None:
             return memory
-        held = [one.held_bytes(part, dtype, tokens, batch) for one, part in self._parts(share)]
+        held = [engine.held_bytes(part, dtype, tokens, batch) for engine, part in self._parts(share)]
         return memory * held[0] // max(1, sum(held))
 
     def _with_others(
@@ -225,7 +229,7 @@ class Allocation:
         """`lines` of the engine's own pool, with those of the drafter and of the slots."""
         if lines is None or self._is_plain:
             return lines
-        held = [one.held_bytes(part, dtype, tokens, batch) for one, part in self._parts(share)]
+        held = [engine.held_bytes(part, dtype, tokens, batch) for engine, part in self._parts(share)]
         drafts, slots = sum(held[1:]), self.alone().held_bytes(share, dtype, tokens, batch) - sum(held)
         added = ("cache of the draft model", drafts), ("slots for drafted tokens", slots)
         return [*lines, *(Line(name, size) for name, size in added if size)]

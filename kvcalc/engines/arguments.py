@@ -236,7 +236,7 @@ class Arguments:
 
 def _marked(entry: str) -> tuple[str, tuple[str, str]]:
     """A name, and the releases that have it: `a@1.2<1.3` is from 1.2 to before 1.3."""
-    found = _MARKED.fullmatch(entry)
-    if found is None:
+    match = _MARKED.fullmatch(entry)
+    if match is None:
         raise ValueError(f"{entry}: not a name with its releases")
-    return found[1], (found[2] or "", found[3] or "")
+    return match[1], (match[2] or "", match[3] or "")

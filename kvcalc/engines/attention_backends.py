@@ -43,7 +43,7 @@ def refusals(
 
     Layouts of caches with kernels of their own (DeepSeek-V4) are not judged.
     """
-    kinds, plain, asked = _kinds(spec), {*SELF_ATTENTION_CACHES}, f"--attention-backend {name}"
+    kinds, plain, option = _kinds(spec), {*SELF_ATTENTION_CACHES}, f"--attention-backend {name}"
     if not kinds <= {*plain, LatentAttention, IndexerKeys, RecurrentState}:
         return
     is_latent, is_sparse = LatentAttention in kinds, IndexerKeys in kinds
@@ -51,21 +51,21 @@ def refusals(
         return
     has = "MLA" if is_latent else "keys and values"
     if backend.latent is not None and backend.latent is not is_latent:
-        yield f"{asked} is not for {has}", _HINT
+        yield f"{option} is not for {has}", _HINT
         return
     if is_latent and backend.latent is not None and backend.sparse is not is_sparse:
-        yield f"{asked} is {'' if backend.sparse else 'not '}for sparse latent attention", _HINT
+        yield f"{option} is {'' if backend.sparse else 'not '}for sparse latent attention", _HINT
     capability = None if gpu is None else CAPABILITIES.get(gpu.device_class or "")
     known = (backend.latent_devices if is_latent else None) or backend.devices
     if not _has(known, capability):
-        yield f"{asked} has no kernels for {'' if gpu is None else gpu.name}", _HINT
+        yield f"{option} has no kernels for {'' if gpu is None else gpu.name}", _HINT
     if is_fp8(kv_dtype) and not _has(backend.fp8, capability):
-        yield f"{asked} does not read a cache in fp8 here", "--kv-dtype bf16"
+        yield f"{option} does not read a cache in fp8 here", "--kv-dtype bf16"
     if not _has(backend.sinks, capability) and _has_sinks(spec):
-        yield f"{asked} has no attention sinks here, which {spec.name} has", _HINT
+        yield f"{option} has no attention sinks here, which {spec.name} has", _HINT
     sizes = [] if backend.heads is None else [size for size in _head_sizes(spec) if size not in backend.heads]
     if sizes:
-        yield f"{asked} has no heads of {sizes[0]}", _HINT
+        yield f"{option} has no heads of {sizes[0]}", _HINT
 
 
 def _has(known: Sequence[int] | None, capability: int | None) -> bool:

@@ -34,11 +34,11 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
     nested = outer.get("quantization")
     inner = nested if isinstance(nested, Mapping) else outer
     for key in _KEYS:
-        asked = inner.get(key) or outer.get(key)
-        if asked == _UNKNOWN:
+        scheme = inner.get(key) or outer.get(key)
+        if scheme == _UNKNOWN:
             raise CacheTypeError("whether this release asks for an fp8 cache was not found", "set --kv-dtype")
-        if asked:
-            name = _of_scheme(asked) if isinstance(asked, Mapping) else str(asked).casefold()
+        if scheme:
+            name = _of_scheme(scheme) if isinstance(scheme, Mapping) else str(scheme).casefold()
             return (name, f"quantization_config.{key}") if name in ("fp8", "nvfp4") else None
     return None
 
@@ -49,8 +49,8 @@ def published_cache(spec: ModelSpec, dtype: str | None) -> tuple[str, str] | Non
     Only nvfp4 is known: its checkpoints are NVIDIA's, made by modelopt with an fp8 cache. Checkpoints in fp8 have
     many makers, and most name no cache type. If the model's own config is of such a checkpoint, the config decides.
     """
-    asked = parse_weight_dtype(dtype)
-    if asked is None or asked.name != "nvfp4" or _is_made_by(spec.quantization, ("modelopt",)):
+    weights = parse_weight_dtype(dtype)
+    if weights is None or weights.name != "nvfp4" or _is_made_by(spec.quantization, ("modelopt",)):
         return None
     if spec.model_type in _TYPES_WITHOUT_CACHE_TYPE or spec.name.casefold() in _WITHOUT_CACHE_TYPE:
         return None

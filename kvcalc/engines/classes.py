@@ -23,7 +23,7 @@ def class_notes(engine: type[Engine], spec: ModelSpec, requested: RequestedRelea
         return ()
     text = f"{engine.title} {requested.text} has no class for {spec.model_type}"
     # An engine without a class of its own runs that of Transformers, if it has the caches.
-    if all(isinstance(one, SELF_ATTENTION_CACHES) for one in all_caches(spec)):
+    if all(isinstance(cache, SELF_ATTENTION_CACHES) for cache in all_caches(spec)):
         return (Note("engine", "no-class", f"{text}: it starts only if it can run the class of Transformers"),)
     raise LayoutError(f"does not start: {text}", f"{engine.title} {since} has one")
 

@@ -115,9 +115,9 @@ def _option(name: str, row: dict[str, Any]) -> Option:
 
 def _declare_all() -> None:
     files = {folder: os.path.join(_HERE, folder, FILE) for folder in os.listdir(_HERE)}
-    found = shipped_mappings("engines", {folder: path for folder, path in files.items() if os.path.exists(path)})
-    for folder in sorted(found, key=lambda folder: int(found[folder]["place"])):
-        declare(folder, found[folder])
+    declared = shipped_mappings("engines", {folder: path for folder, path in files.items() if os.path.exists(path)})
+    for folder in sorted(declared, key=lambda folder: int(declared[folder]["place"])):
+        declare(folder, declared[folder])
 
 
 _declare_all()

@@ -166,8 +166,8 @@ class Engine(ABC):
     @classmethod
     def at(cls, model_type: str, release: Release | None) -> type[Engine]:
         """The class for a model type (empty: any) and a release (None: the newest)."""
-        own = imported(*cls.by_type[model_type]) if model_type in cls.by_type else cls
-        return cls if own is cls else own.at(model_type, release)
+        engine = imported(*cls.by_type[model_type]) if model_type in cls.by_type else cls
+        return cls if engine is cls else engine.at(model_type, release)
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
@@ -231,16 +231,16 @@ class Engine(ABC):
 
         Most engines have the rules of one release only.
         """
-        own = self.version
-        return None if own is None or requested.text.removeprefix("v") == own.split()[-1] else own
+        version = self.version
+        return None if version is None or requested.text.removeprefix("v") == version.split()[-1] else version
 
     def reserve(self, question: ReserveInputs) -> Reserve:
         """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range.
 
         That is the function `reserve` of the module `reserve` in the engine's folder, unless the class has its own.
         """
-        found: Reserve = part_of(self.name, "reserve").reserve(question)
-        return found
+        reserve: Reserve = part_of(self.name, "reserve").reserve(question)
+        return reserve
 
     @staticmethod
     def device_settings(
@@ -484,8 +484,8 @@ class Engine(ABC):
 
         That is the function `schedule` of the module `scheduler` in the engine's folder, if it has a scheduler.
         """
-        found: Schedule | None = part_of(self.name, "scheduler").schedule(self) if self.has_scheduler else None
-        return found
+        schedule: Schedule | None = part_of(self.name, "scheduler").schedule(self) if self.has_scheduler else None
+        return schedule
 
     @classmethod
     def role_in(cls, settings: Mapping[str, str]) -> str | None:
@@ -495,8 +495,10 @@ class Engine(ABC):
     @classmethod
     def disaggregation(cls) -> Disaggregation | None:
         """What prefill and decode on separate instances need. None if the engine has no such instances."""
-        found: Disaggregation | None = part_of(cls.name, "scheduler").DISAGGREGATION if cls.has_instances else None
-        return found
+        disaggregation: Disaggregation | None = (
+            part_of(cls.name, "scheduler").DISAGGREGATION if cls.has_instances else None
+        )
+        return disaggregation
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes that a batch takes in host memory. 0 if no part of the model is there (`placement`)."""
@@ -585,8 +587,8 @@ class Engine(ABC):
     def reuse(cls) -> Reuse:
         """The rules for tiers of memory beside the cache, for hits in it, and for drafts."""
         module, name = cls.reuse_class
-        found: Reuse = getattr(import_module(f"kvcalc.engines.{module}"), name)(cls.name)
-        return found
+        reuse: Reuse = getattr(import_module(f"kvcalc.engines.{module}"), name)(cls.name)
+        return reuse
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How the bytes of one replica grow at a context."""
@@ -627,8 +629,8 @@ def part_of(engine: str, module: str) -> Any:
 @cache
 def imported(module: str, name: str) -> type[Engine]:
     """The class `name` of a module in this folder."""
-    found: type[Engine] = getattr(import_module(f"kvcalc.engines.{module}"), name)
-    return found
+    engine: type[Engine] = getattr(import_module(f"kvcalc.engines.{module}"), name)
+    return engine
 
 
 def not_established(spec: ModelSpec, engine: str, what: str) -> ModelError:

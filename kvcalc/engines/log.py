@@ -41,10 +41,10 @@ class Setup(NamedTuple):
 
         Raises ModelError (exit 3) if the engine has no pool, which is the case for encoders.
         """
-        found = self.engine.blocks(self.share, self.dtype, self.context_tokens, 1, None).pool
-        if found is None:
+        pool = self.engine.blocks(self.share, self.dtype, self.context_tokens, 1, None).pool
+        if pool is None:
             raise ModelError(f"{self.spec.name}: {self.engine.name}'s pool for encoders is not counted")
-        return found
+        return pool
 
 
 class Reading(NamedTuple):
@@ -83,8 +83,8 @@ class LogReader:
         That is the function `readings` of the module `log.readings` in the engine's folder, unless the class has its
         own. The module loads the engine, so it is imported only when the log's engine is known.
         """
-        found: Iterator[Reading] = part_of(log.engine, "log.readings").readings(log, spec)
-        return found
+        readings: Iterator[Reading] = part_of(log.engine, "log.readings").readings(log, spec)
+        return readings
 
     def model(self, log: Log, name: str) -> ModelSpec | None:
         """The model, called `name`, from the dimensions in the log. None if the log does not have all of them."""
@@ -107,9 +107,9 @@ def best_stage(check: Callable[[Log, Setup], list[Figure]], log: Log, setup: Set
     if not setup.engine.bounds:
         return check(log, setup)
     stages = [check(log, setup._replace(share=stage)) for stage in stages_of(setup.share, setup.engine.bounds)]
-    found: dict[tuple[int, str], Figure] = {}
+    best: dict[tuple[int, str], Figure] = {}
     for figure in (figure for figures in stages for figure in figures):
-        known = found.get((figure.line, figure.name))
+        known = best.get((figure.line, figure.name))
         if known is None or (known.verdict != EQUAL and figure.verdict == EQUAL):
-            found[figure.line, figure.name] = figure
-    return list(found.values())
+            best[figure.line, figure.name] = figure
+    return list(best.values())

@@ -51,15 +51,15 @@ def lines_of(engine: str) -> Lines:
     line must have and a regular expression, in which {{part}} is one of `parts`. Or it has the spellings of an `option`
     and the expression of its value. A list of texts is joined. Raises ValueError or TypeError for another field.
     """
-    own = dict(table(engine, "log"))
+    kinds = dict(table(engine, "log"))
     parts: dict[str, str] = {}
-    for name, text in own.pop("parts", {}).items():
+    for name, text in kinds.pop("parts", {}).items():
         parts[name] = _filled(text, parts)
     facts, records = (
-        [one for name, rows in own.pop(kind).items() for row in rows for one in _patterns(name, parts, **row)]
+        [line for name, rows in kinds.pop(kind).items() for row in rows for line in _patterns(name, parts, **row)]
         for kind in ("facts", "records")
     )
-    return Lines(facts, records, **{"types": {}, **own})
+    return Lines(facts, records, **{"types": {}, **kinds})
 
 
 def _patterns(
@@ -72,12 +72,12 @@ def _patterns(
     """
     if not option:
         return [Pattern(name, text, _filled(pattern, parts))]
-    found = []
+    patterns = []
     for spelling in option.split():
         start = r"(?<!\S)" if spelling.startswith("-") else r"(?<![\w-])"
         rest = rf"{re.escape(spelling)}['\"]?(?:\s*[=:]\s*|\s+)['\"]?(?P<value>{value})"
-        found.append(Pattern(name, spelling, start + rest))
-    return found
+        patterns.append(Pattern(name, spelling, start + rest))
+    return patterns
 
 
 def _filled(text: str | list[str], parts: Mapping[str, str]) -> str:

@@ -86,14 +86,14 @@ class SettingsReader(NamedTuple):
     engine: str
     settings: Mapping[str, str]
 
-    def fill(self, made: Callable[..., _Settings], **own: Any) -> _Settings:
-        """The named tuple `made` of an engine's settings: the values in `own`, and in other fields those of options.
+    def fill(self, made: Callable[..., _Settings], **given: Any) -> _Settings:
+        """The named tuple `made` of an engine's settings: the values in `given`, and in other fields those of options.
 
         The option has the field's name and declares how it is read: a flag is given or not, N is a count (None without
         a default), words are a choice, and other texts are as given.
         """
         fields = cast(Any, made)._fields
-        return made(*(own[name] if name in own else self._value(name.replace("_", "-")) for name in fields))
+        return made(*(given[name] if name in given else self._value(name.replace("_", "-")) for name in fields))
 
     def _value(self, name: str) -> Any:
         metavar = self._option(name).metavar

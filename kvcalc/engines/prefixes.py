@@ -104,11 +104,11 @@ class LogicalPrefixes(Prefixes):
         for cache, count in self._caches:
             needed = stored_cache_bytes(cache, tokens, self._dtype)
             if isinstance(cache, RecurrentState) or not shared:
-                found = InUse(0, needed)
+                held = InUse(0, needed)
             else:
                 own, kept = (stored_cache_bytes(cache, part, self._dtype) for part in (tokens - shared, shared))
-                found = in_use(needed, own, kept)
-            total += count * (found.shared + batch * found.own)
+                held = in_use(needed, own, kept)
+            total += count * (held.shared + batch * held.own)
         return total
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:

@@ -184,22 +184,24 @@ class Reader:
         rows = []
         for option in dict.fromkeys(options):
             name = self.arguments.name_of(option)
-            matching = (effect for effect, patterns in effects if any(fnmatchcase(name, one) for one in patterns))
+            matching = (
+                effect for effect, patterns in effects if any(fnmatchcase(name, pattern) for pattern in patterns)
+            )
             effect = next(matching, None)
             rows.append(option if effect is None else f"{option} ({effect})")
         return rows
 
     def flag_for(self, field: str) -> str:
         """The engine's option for a field of a question."""
-        return "--" + next(name for name, found in self.fields.items() if found == field)
+        return "--" + next(name for name, target in self.fields.items() if target == field)
 
     def reworded(self, text: str) -> str:
         """A text with the engine's options in place of kvcalc's own for the same."""
 
-        def engines(found: re.Match[str]) -> str:
-            field, value = _OPTIONS[found[1]], found[2] or ""
+        def engines(match: re.Match[str]) -> str:
+            field, value = _OPTIONS[match[1]], match[2] or ""
             if field not in self.fields.values():
-                return found[0]
+                return match[0]
             names = {ours: name for name, ours in self.values.get(field, {}).items()}
             return self.flag_for(field) + (f" {names.get(value, value)}" if value else "")
 
@@ -213,46 +215,46 @@ class Reader:
         `files` are those that the command writes first. Raises LayoutError (exit 2) for what the engine's parser
         refuses, and UsageError (exit 2) for a command without a model.
         """
-        found = Read(self.engine + (f"@{version}" if version else ""))
-        place, rest, stray = self.arguments.place(found.engine), dict[str, OptionWord](), list[str]()
+        read = Read(self.engine + (f"@{version}" if version else ""))
+        place, rest, stray = self.arguments.place(read.engine), dict[str, OptionWord](), list[str]()
         in_file = self._file(words, files)
         typed = self.arguments.read([*(in_file or ()), *words], place)
-        for word in (*self._variables(found, environment, place), *typed):
+        for word in (*self._variables(read, environment, place), *typed):
             if word.argument is None and not word.word.startswith("-"):
                 stray.append(word.word)
-            elif word.argument is None or not self._take(found, word, word.argument):
+            elif word.argument is None or not self._take(read, word, word.argument):
                 rest[word.word if word.argument is None else word.argument.name] = word
         for name, word in rest.items():
             if name in self.harmless or (name in self.default_on and word.is_on):
-                found.ignored.append(word.word)
+                read.ignored.append(word.word)
             elif word.is_on or name in self.default_on:
-                found.unknown.append(word.word)
-        if not found.model and stray:
-            found.model = stray.pop(0)
-        if not found.model:
+                read.unknown.append(word.word)
+        if not read.model and stray:
+            read.model = stray.pop(0)
+        if not read.model:
             raise UsageError(f"{' '.join(self.programs[0])}: the command names no model")
-        if _PLACEHOLDER.fullmatch(found.model):
-            raise UsageError(f"{found.model} stands for a model; the command needs its name")
+        if _PLACEHOLDER.fullmatch(read.model):
+            raise UsageError(f"{read.model} stands for a model; the command needs its name")
         elsewhere = next((word for word in stray if _OPTIONS_ELSEWHERE.fullmatch(word)), None)
         if elsewhere is not None:
             raise UsageError(f"{elsewhere[:40]} stands for options that are not here", "write the options themselves")
         if stray and place.is_read:
             raise LayoutError(f"unrecognized arguments: {' '.join(stray)[:80]}", "leave them out")
-        found.unknown += stray
-        if self.words.config and found.left.pop("config", None) is not None and in_file is None:
-            found.unknown.append("--config")
+        read.unknown += stray
+        if self.words.config and read.left.pop("config", None) is not None and in_file is None:
+            read.unknown.append("--config")
         may_change = self.words.limit_options.split()
-        found.lifts_limit = environment.get(self.limit_variable, "0").casefold() in ("1", "true")
-        found.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in found.unknown)
-        found.nodes = whole(found.left.get("nnodes", "1"), "--nnodes")
+        read.lifts_limit = environment.get(self.limit_variable, "0").casefold() in ("1", "true")
+        read.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in read.unknown)
+        read.nodes = whole(read.left.get("nnodes", "1"), "--nnodes")
         for name in self.words.override_options.split():
-            self._override(found, name)
-        self._quantize(found)
-        self.finish(found, environment, files)
-        checkpoint = None if found.drafting is None else found.drafting[2]
+            self._override(read, name)
+        self._quantize(read)
+        self.finish(read, environment, files)
+        checkpoint = None if read.drafting is None else read.drafting[2]
         if not isinstance(checkpoint, str | None):
             raise UsageError(f"the draft model {str(checkpoint)[:40]!a} is not a name")
-        return found
+        return read
 
     def _override(self, read: Read, name: str) -> None:
         """Read an option that changes the model's config. Changes of its language model's part count too."""
@@ -290,7 +292,9 @@ class Reader:
                 yield OptionWord(variable, argument, self.arguments.checked(variable, argument, text, place))
             elif argument is None and variable.startswith(tuple(self.words.prefixes.split()) or " "):
                 harmless = self.words.harmless_variables.split()
-                is_harmless = variable == self.limit_variable or any(fnmatchcase(variable, one) for one in harmless)
+                is_harmless = variable == self.limit_variable or any(
+                    fnmatchcase(variable, pattern) for pattern in harmless
+                )
                 (read.ignored if is_harmless else read.unknown).append(variable)
 
     def _file(self, words: Sequence[str], files: Mapping[str, str]) -> list[str] | None:
@@ -300,17 +304,17 @@ class Reader:
         text = text_of(paths[0], files) if paths and self.words.config else None
         if text is None:
             return None
-        found = list[str]()
+        typed = list[str]()
         for key, value in parse_mapping(text, paths[0]).items():
             option = f"--{key}"
             if isinstance(value, bool):
                 negation = f"--no-{str(key).replace('_', '-')}"
-                found += [option] if value else [negation] if negation in self.arguments.spelled else []
+                typed += [option] if value else [negation] if negation in self.arguments.spelled else []
             elif isinstance(value, list):
-                found += [option, *map(str, value)] if value else []
+                typed += [option, *map(str, value)] if value else []
             elif value is not None:
-                found += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
-        return found
+                typed += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
+        return typed
 
     def _take(self, read: Read, option: OptionWord, argument: Argument) -> bool:
         """Put an option where it counts. False if it counts nowhere, or is for nobody."""
@@ -329,10 +333,10 @@ class Reader:
             read.left[name] = json.dumps({**json_object(before, name), key: _scalar(text)}) if key else text
         elif is_flag:
             # kvcalc has the option that is not the engine's default, which may be the negation.
-            names = {self.own[own]: own == name for own in (name, f"no-{name}") if own in self.own}
-            for own, is_positive in names.items():
-                read.settings.pop(own, None)
-                read.settings.update({own: text} if option.is_on == is_positive else {})
+            names = {self.own[spelled]: spelled == name for spelled in (name, f"no-{name}") if spelled in self.own}
+            for spelled, is_positive in names.items():
+                read.settings.pop(spelled, None)
+                read.settings.update({spelled: text} if option.is_on == is_positive else {})
             return bool(names)
         elif name in self.own:
             read.settings[self.own[name]] = text
@@ -357,7 +361,7 @@ class Reader:
         SGLang (srt/configs/model_config.py, srt/model_loader/weight_utils.py).
         """
         method, title = read.left.get("quantization", ""), FACTS[self.engine]["title"]
-        needed = next((own for own in _OF_CHECKPOINTS if method in self.names.get(own, ())), None)
+        needed = next((spelled for spelled in _OF_CHECKPOINTS if method in self.names.get(spelled, ())), None)
         stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
         of_checkpoint = "" if stated is None else str(stated.get("quant_method", "modelopt"))
         refused = f"--quantization {method}: {title} does not start with a checkpoint"
@@ -433,12 +437,12 @@ def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
 def json_object(text: str, name: str) -> dict[str, Any]:
     """The mapping in an option's JSON. UsageError (exit 2) for another text."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise UsageError(f"--{name} {text[:40]!a}: not a JSON object", "JSON has double quotes: '{\"key\": 1}'")
-    return found
+    return value
 
 
 def inverse(table: Mapping[str, str]) -> dict[str, str]:
@@ -454,9 +458,9 @@ def float_types() -> dict[str, str]:
 @cache
 def readers() -> list[Reader]:
     """The readers of all engines whose commands are read, in the order of lists."""
-    found = []
+    known = []
     for engine, (folder, _) in ENGINES.items():
         if has_table(engine, "reading"):
-            own = find_spec(f"kvcalc.engines.{folder}.reading")
-            found.append(Reader(engine) if own is None else import_module(own.name).READER)
-    return found
+            spec = find_spec(f"kvcalc.engines.{folder}.reading")
+            known.append(Reader(engine) if spec is None else import_module(spec.name).READER)
+    return known

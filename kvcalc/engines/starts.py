@@ -116,16 +116,18 @@ def _releases(engine: str) -> list[tuple[Release | None, Rules]]:
 
     A release has the facts of the one before it, but for those that it names, also of single backends and types.
     """
-    found, rules = [], Rules()
+    listed, rules = [], Rules()
     for row in table(engine, "starts")["releases"]:
         since, facts = row.get("since"), {name: fact for name, fact in row.items() if name != "since"}
         for name in ("capabilities", "no_stages"):
             facts[name] = {**getattr(rules, name), **facts.get(name, {})}
-        changed = {name: {**rules.backends.get(name, {}), **own} for name, own in facts.get("backends", {}).items()}
+        changed = {
+            name: {**rules.backends.get(name, {}), **changes} for name, changes in facts.get("backends", {}).items()
+        }
         facts["backends"] = {**rules.backends, **changed}
         rules = rules._replace(**facts)
-        found.append((since and parse_release(engine, since).release, rules))
-    return found
+        listed.append((since and parse_release(engine, since).release, rules))
+    return listed
 
 
 def rules_of(engine: str, release: Release | None) -> Rules:
@@ -221,14 +223,14 @@ def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
 
     Published checkpoints keep matrices of no whole blocks in 16 bits, and gates of a few outputs, but for experts.
     """
-    found: list[tuple[str, Weight, tuple[int, int]]] = []
+    blocks: list[tuple[str, Weight, tuple[int, int]]] = []
     for weight, form in _matrices(spec):
         if form.block is not None:
             rows, columns = form.block
             is_whole = weight.rows > rows and not (weight.rows % rows or weight.columns % columns)
             if weight.copies > 1 or is_whole:
-                found.append((weight.name, weight, form.block))
-    return found
+                blocks.append((weight.name, weight, form.block))
+    return blocks
 
 
 def _of_layout(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
@@ -250,8 +252,8 @@ def _of_backend(start: Start, rules: Rules, backend: str | None) -> Iterator[tup
 
 
 def _named(rules: Rules, backend: str | None) -> tuple[str, Mapping[str, Any] | None]:
-    found = {name.casefold(): (name, facts) for name, facts in rules.backends.items()}
-    return found.get((backend or "").casefold(), ("", None))
+    backends = {name.casefold(): (name, facts) for name, facts in rules.backends.items()}
+    return backends.get((backend or "").casefold(), ("", None))
 
 
 def backend_block(engine: str, release: Release | None, backend: str) -> int | None:
@@ -317,12 +319,12 @@ def _partial_block(start: Start, rules: Rules) -> str | None:
 
 def _hint(start: Start, rules: Rules) -> str | None:
     """The largest smaller tensor-parallel size that starts, and whole experts on each device if that helps."""
-    size, ranks, found = start.layout.tensor_parallel_size, start.layout.ranks, []
+    size, ranks, hints = start.layout.tensor_parallel_size, start.layout.ranks, []
     for smaller in range(size // 2, 0, -1):
         if size % smaller == 0 and _partial(start.with_sizes(smaller, 1), rules) is None:
-            found.append(f"--tp {smaller}")
+            hints.append(f"--tp {smaller}")
             break
     whole = start.with_sizes(size, ranks)
     if any(weight.copies > 1 for _, weight, _ in _blocks_of(start.spec)) and _partial_block(whole, rules) is None:
-        found.append(f"--ep {ranks}")
-    return f"use {' or '.join(found)}" if found else None
+        hints.append(f"--ep {ranks}")
+    return f"use {' or '.join(hints)}" if hints else None

@@ -87,9 +87,9 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, settings: Settings) -> l
         used = min(cells.streams, cells.batch)
         sizes["slots beyond the batch"] += count * (cells.streams - used) * stream
         if windowed:
-            own = row * cells.batch_window_cells
-            sizes["slots beyond the batch"] += count * used * (stream - own)
-            sizes["window cells beyond the window"] += count * (used * own - held)
+            row_bytes = row * cells.batch_window_cells
+            sizes["slots beyond the batch"] += count * used * (stream - row_bytes)
+            sizes["window cells beyond the window"] += count * (used * row_bytes - held)
         else:
             beside = "K and V beyond the latent"
             if isinstance(cache, IndexerKeys):

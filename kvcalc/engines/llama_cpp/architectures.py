@@ -84,8 +84,8 @@ class Layers(NamedTuple):
         counts = {(type(cache), cache): count for cache, count in caches}
 
         def held(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-            found = ((layer, counts.get((type(layer.cache), layer.cache), 0)) for layer in layers)
-            return tuple(layer._replace(num_layers=count) for layer, count in found if count)
+            counted = ((layer, counts.get((type(layer.cache), layer.cache), 0)) for layer in layers)
+            return tuple(layer._replace(num_layers=count) for layer, count in counted if count)
 
         return self._replace(caches=held(self.caches), not_kept=held(self.not_kept))
 

@@ -53,8 +53,8 @@ class Command(StartCommand):
 def _drafting(drafting: Drafting) -> list[str]:
     words = ["--spec-type", SPEC_TYPES[drafting.method]]
     if drafting.checkpoint is not None:
-        own = drafting.checkpoint if drafting.checkpoint.endswith(".gguf") else "<your draft's GGUF file>"
-        words += ["--spec-draft-model", own]
+        file = drafting.checkpoint if drafting.checkpoint.endswith(".gguf") else "<your draft's GGUF file>"
+        words += ["--spec-draft-model", file]
     number = "--spec-ngram-mod-n-max" if drafting.method == NGRAM else "--spec-draft-n-max"
     return [*words, number, str(drafting.num_tokens)]
 

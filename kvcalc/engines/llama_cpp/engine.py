@@ -210,8 +210,8 @@ class LlamaCpp(Engine):
         if spec.gguf is not None:
             return dtype_name, None
         stated = spec.quantization
-        own = stated.get("quant_method") if dtype_name is None and isinstance(stated, Mapping) else None
-        name = dtype_name or ("mxfp4" if own == "mxfp4" else "")
+        method = stated.get("quant_method") if dtype_name is None and isinstance(stated, Mapping) else None
+        name = dtype_name or ("mxfp4" if method == "mxfp4" else "")
         if name.casefold() == "mxfp4":
             from kvcalc.memory.quantization.gguf_types import count_experts
 

@@ -117,8 +117,8 @@ def split_layers(
             return devices, layout
         number = devices.num_devices
     if stages not in (1, number):
-        asked = f"--{SPLIT} {settings[SPLIT]}" if SPLIT in settings else f"--{MODE} {NONE}"
-        raise UsageError(f"--pp {stages} contradicts {asked}", "remove --pp")
+        option = f"--{SPLIT} {settings[SPLIT]}" if SPLIT in settings else f"--{MODE} {NONE}"
+        raise UsageError(f"--pp {stages} contradicts {option}", "remove --pp")
     if settings.get(MODE) == NONE and devices is not None:
         devices = devices._replace(num_devices=1)  # the others are not used
     elif SPLIT in settings and devices is not None and devices.num_devices > 1 and devices.num_devices % number:

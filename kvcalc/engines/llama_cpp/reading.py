@@ -62,11 +62,11 @@ class LlamaCppReader(Reader):
         # --fit places the model only if no option does (common_params_fit_impl, common/fit.cpp).
         if fits and not any(name in settings for name in _PLACED) and "override-tensor" not in left:
             read.margin_bytes = whole(settings.get("fit-target", _MARGIN_MIB), "--fit-target") * 2**20
-        own = left.get("spec-draft-model", left.get("spec-draft-hf"))
-        if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
+        drafter = left.get("spec-draft-model", left.get("spec-draft-hf"))
+        if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or drafter is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
             method = method or DRAFT
-            model = None if own is None or method == MTP else named(own)
+            model = None if drafter is None or method == MTP else named(drafter)
             read.drafting = method, whole(number, "--spec-draft-n-max"), model
 
     def check_model(self, read: Read, spec: ModelSpec) -> None:

@@ -66,32 +66,32 @@ def divide_rows(parts: Sequence[ModelWeights], shares: Sequence[Fraction | int],
     """
     blocks: list[list[Block]] = [[] for _ in shares]
     head = [0] * len(shares)
-    for own, part in enumerate(parts):
+    for number, part in enumerate(parts):
         for block in part.blocks:
-            placed = [_on_devices(weight, own, shares, tile) for weight in block.weights]
+            placed = [_on_devices(weight, number, shares, tile) for weight in block.weights]
             for device, kept in enumerate(blocks):
                 held = tuple(weights[device] for weights in placed if weights[device].parameters)
                 if held:
                     kept.append(Block(block.prefix, block.numbers, held))
         if part.embedding.rows:
-            head = [one.rows for one in _on_devices(part.embedding._replace(role=HEAD), own, shares, tile)]
+            head = [matrix.rows for matrix in _on_devices(part.embedding._replace(role=HEAD), number, shares, tile)]
     none = parts[0].embedding._replace(rows=0)
     return DividedRows([ModelWeights(none, False, tuple(held)) for held in blocks], head)
 
 
-def _on_devices(weight: Weight, own: int, shares: Sequence[Fraction | int], tile: int) -> list[Weight]:
-    """The part of a weight on each device. `own` is the device of its layer."""
+def _on_devices(weight: Weight, number: int, shares: Sequence[Fraction | int], tile: int) -> list[Weight]:
+    """The part of a weight on each device. `number` is the device of its layer."""
     rows = [0] * len(shares)
-    rows[own] = weight.rows
+    rows[number] = weight.rows
     if weight.role in _MATRICES and weight.copies == 1 and weight.columns > 1:
         divided = rows_on_devices(weight.rows, shares, tile)
-        rows = divided if divided[own] else rows
+        rows = divided if divided[number] else rows
     return [
-        weight._replace(rows=held, bias=weight.bias if device == own else 0, kv_heads=0, kv_rows=0)
+        weight._replace(rows=held, bias=weight.bias if device == number else 0, kv_heads=0, kv_rows=0)
         for device, held in enumerate(rows)
     ]
 
 
 def _float32(number: float) -> float:
-    (found,) = struct.unpack("f", struct.pack("f", number))
-    return float(found)
+    (rounded,) = struct.unpack("f", struct.pack("f", number))
+    return float(rounded)

@@ -93,16 +93,16 @@ class Settings(NamedTuple):
 def parse_settings(settings: Mapping[str, str], build: Release | None = None) -> Settings:
     """Parse and check the given options of a build (None: the newest). Raises UsageError (exit 2)."""
     given = SettingsReader("llama.cpp", settings)
-    found = given.fill(
+    parsed = given.fill(
         Settings, draft_max=given.count("draft-max", 0), starts_four_slots=True, reserves_all_logits=False
     )
-    if found.before_pull is not None and found.before_pull not in _PULLS:
+    if parsed.before_pull is not None and parsed.before_pull not in _PULLS:
         known = ", ".join(map(str, _PULLS))
         raise UsageError(
-            f"--before-pull {found.before_pull}: no known change of memory in this pull", f"one of {known}"
+            f"--before-pull {parsed.before_pull}: no known change of memory in this pull", f"one of {known}"
         )
     for name in ("fit-target", "fit-ctx"):  # used with --context auto only, but checked always
         given.optional_count(name)
-    has_one_slot = found.is_before(SLOTS) or (build is not None and build <= _LAST_WITH_ONE_SLOT)
-    is_old = found.before_pull is not None or (build is not None and build <= LAST_WITH_ALL_LOGITS)
-    return found._replace(starts_four_slots=not has_one_slot, reserves_all_logits=is_old)
+    has_one_slot = parsed.is_before(SLOTS) or (build is not None and build <= _LAST_WITH_ONE_SLOT)
+    is_old = parsed.before_pull is not None or (build is not None and build <= LAST_WITH_ALL_LOGITS)
+    return parsed._replace(starts_four_slots=not has_one_slot, reserves_all_logits=is_old)

@@ -99,10 +99,10 @@ class Command(StartCommand):
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         start = [*self.router_program, "--pd-disaggregation"]
-        found = {ROUTER: [*start, *pools.router_flags([str(_BOOTSTRAP_PORT)])]}
+        words = {ROUTER: [*start, *pools.router_flags([str(_BOOTSTRAP_PORT)])]}
         for role, arguments in pools.arguments.items():
-            found[role] = [*self.words(pools.checkpoint, arguments), "--disaggregation-transfer-backend", "nixl"]
-        return found
+            words[role] = [*self.words(pools.checkpoint, arguments), "--disaggregation-transfer-backend", "nixl"]
+        return words
 
 
 def _drafting(drafting: Drafting, branches: str) -> list[str]:

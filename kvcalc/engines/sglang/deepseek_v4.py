@@ -99,12 +99,12 @@ class DeepseekV4(Sglang):
 
     def parse(self, settings: Mapping[str, str]) -> Settings:
         self.ratio_is_given = "swa-full-tokens-ratio" in settings
-        found = parse_settings({"swa-full-tokens-ratio": DEFAULT_RATIO, **self.default_settings(settings)}, _PAGE)
-        if found.page_size != _PAGE:
+        parsed = parse_settings({"swa-full-tokens-ratio": DEFAULT_RATIO, **self.default_settings(settings)}, _PAGE)
+        if parsed.page_size != _PAGE:
             raise UsageError(
-                f"--page-size {found.page_size}: DeepSeek-V4 needs pages of {_PAGE} tokens", f"use --page-size {_PAGE}"
+                f"--page-size {parsed.page_size}: DeepSeek-V4 needs pages of {_PAGE} tokens", f"use --page-size {_PAGE}"
             )
-        return found
+        return parsed
 
     @property
     def rules(self) -> Rules:
@@ -127,8 +127,8 @@ class DeepseekV4(Sglang):
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         group = next(group for group in self.spec.layers if cache in group.caches)
-        one = self.spec._replace(layers=(group._replace(last=group.first, caches=(cache,)),), whole=self.spec)
-        return sum(self._sizes(one, tokens, 1))
+        single = self.spec._replace(layers=(group._replace(last=group.first, caches=(cache,)),), whole=self.spec)
+        return sum(self._sizes(single, tokens, 1))
 
     def entry_sizes(self, cache: Cache, dtype: Dtype) -> tuple[int, ...]:
         return (_ROW, _ROW, _index_bytes(cache.index_head_dim if isinstance(cache, CompressedAttention) else 0))
@@ -168,7 +168,7 @@ class DeepseekV4(Sglang):
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         _check_dtype(dtype)
-        found, layers = self._sizes(share, tokens, batch), _layers(share)
+        sizes, layers = self._sizes(share, tokens, batch), _layers(share)
         stored = {"window": 0, "entries": 0, "buffers": 0}
         for cache, num_layers in distinct_caches(share):
             if isinstance(cache, CompressedAttention):
@@ -184,10 +184,10 @@ class DeepseekV4(Sglang):
         return lines_of(
             {
                 "stored": sum(stored.values()),
-                "window pool beyond the windows": found.windows - stored["window"],
+                "window pool beyond the windows": sizes.windows - stored["window"],
                 "different layout or dtype": rows - stored["entries"],
-                "pages rounded up": found.entries - rows,
-                "full compressor states in fp32": found.states - stored["buffers"],
+                "pages rounded up": sizes.entries - rows,
+                "full compressor states in fp32": sizes.states - stored["buffers"],
                 "request table": self.table_bytes(tokens),
             }
         )
@@ -271,13 +271,13 @@ def bytes_per_token(share: ModelSpec, ratio: float, rings: tuple[int, int], rule
 
 @remembered
 def _layers(share: ModelSpec) -> Layers:
-    found = [(cache, n) for cache, n in distinct_caches(share) if isinstance(cache, CompressedAttention)]
+    layers = [(cache, n) for cache, n in distinct_caches(share) if isinstance(cache, CompressedAttention)]
     return Layers(
-        sum(n for _, n in found),
-        sum(n for cache, n in found if cache.index_head_dim),
-        sum(n for cache, n in found if cache.compress_rate and not cache.index_head_dim),
-        max((cache.window for cache, _ in found), default=0),
-        max((cache.index_head_dim for cache, _ in found), default=0),
+        sum(n for _, n in layers),
+        sum(n for cache, n in layers if cache.index_head_dim),
+        sum(n for cache, n in layers if cache.compress_rate and not cache.index_head_dim),
+        max((cache.window for cache, _ in layers), default=0),
+        max((cache.index_head_dim for cache, _ in layers), default=0),
     )
 
 

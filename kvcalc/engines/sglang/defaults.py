@@ -26,10 +26,10 @@ def default_cache(spec: ModelSpec, dtype: str | None, place: Place) -> tuple[str
     if is_sparse(spec) and place.device_class is not None:
         name = "fp8" if place.is_sm100 or place.is_sm120 else "bf16"
         return name, f"SGLang's default for sparse attention on this device is {name}"
-    found = _of_checkpoint(spec, dtype, place)
-    if found is None and is_sparse(spec):
+    published = _of_checkpoint(spec, dtype, place)
+    if published is None and is_sparse(spec):
         return "auto", "no device is given; SGLang's default for sparse attention is fp8 on Blackwell"
-    return found or ("auto", None)
+    return published or ("auto", None)
 
 
 def _of_checkpoint(spec: ModelSpec, dtype: str | None, place: Place) -> tuple[str, str] | None:
@@ -37,10 +37,10 @@ def _of_checkpoint(spec: ModelSpec, dtype: str | None, place: Place) -> tuple[st
     if not place.since(0, 5, 3):
         return None
     makers = ("modelopt", "compressed-tensors") if _has_static_scales(spec) and place.since(0, 5, 19) else ("modelopt",)
-    found = quantized_cache(spec.quantization, makers)
-    if found is None:
+    published = quantized_cache(spec.quantization, makers)
+    if published is None:
         return published_cache(spec, dtype)
-    return ("fp8", f"the checkpoint's {found[1]} is fp8") if found[0] == "fp8" else None
+    return ("fp8", f"the checkpoint's {published[1]} is fp8") if published[0] == "fp8" else None
 
 
 def _has_static_scales(spec: ModelSpec) -> bool:

@@ -264,8 +264,8 @@ class Sglang(Engine):
         return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        found: Prefixes = part_of(self.name, "reuse").SglangPrefixes(self, share, dtype)
-        return found
+        prefixes: Prefixes = part_of(self.name, "reuse").SglangPrefixes(self, share, dtype)
+        return prefixes
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
@@ -373,11 +373,11 @@ class Sglang(Engine):
         """
         state = self._largest_states(share, dtype)
         left = memory_after_states(memory, state, self.chosen, self.states_each, self.place)
-        found = [
+        of_stages = [
             profiled_tokens(pools, self.chosen, left, self._request_windows(pools))
             for pools in [pools_of(stage, dtype) for stage in self._stages(share)]
         ]
-        return min((tokens for tokens in found if tokens is not None), default=self._tokens_without_rows())
+        return min((tokens for tokens in of_stages if tokens is not None), default=self._tokens_without_rows())
 
     def _tokens_without_rows(self) -> int | None:
         """The tokens of a model without attention: one request of full length (_zero_kv_max_tokens)."""

@@ -169,7 +169,9 @@ def _convolved_inputs(spec: ModelSpec, cache: RecurrentState) -> int:
     columns, width = cache.conv_kernel - 1, spec.attention.hidden_size or 0
     if spec.model_type == "zaya":
         return cache.conv_channels * columns + width
-    kinds = {type(one): sum(one.token_rows()) for one, _ in distinct_caches(spec) if isinstance(one, HEADS_CACHES)}
+    kinds = {
+        type(mixer): sum(mixer.token_rows()) for mixer, _ in distinct_caches(spec) if isinstance(mixer, HEADS_CACHES)
+    }
     if len(kinds) < 2:
         raise ModelError(f"{spec.name}: SGLang's layout of Inkling with one kind of layers is not established")
     return columns * (sum(kinds.values()) + 2 * width)

@@ -103,14 +103,14 @@ class SglangPrefixes(Prefixes):
         return self._engine.rows_bytes(self._share, self._dtype, tokens, batch, *pools)
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:
-        pools, own = self._pools, tokens - after
-        if own <= 0:
+        pools, kept = self._pools, tokens - after
+        if kept <= 0:
             return 0
-        return own * pools.full + min(self._window(tokens), own) * pools.window + pools.state
+        return kept * pools.full + min(self._window(tokens), kept) * pools.window + pools.state
 
     def idle_bytes(self, shared: int, tokens: int, count: int) -> int:
-        own = tokens - shared
-        full, windows = shared + count * own, self._window(shared) + count * min(self._window(tokens), own)
+        private = tokens - shared
+        full, windows = shared + count * private, self._window(shared) + count * min(self._window(tokens), private)
         pools = self._engine.sized_pools(self._whole, full, windows)
         return self._engine.rows_bytes(self._share, self._dtype, tokens, count, *pools)
 
@@ -125,13 +125,13 @@ class SglangPrefixes(Prefixes):
                 f"{self._share.name}: how HiCache divides its memory between tokens and states depends on the server",
                 "leave --offload out",
             )
-        own = max(tokens - after, 0)
-        window = min(self._window(tokens), own)
+        kept = max(tokens - after, 0)
+        window = min(self._window(tokens), kept)
         if not pools.window:
-            return own * self._pools.full
+            return kept * self._pools.full
         if not pools.full:
             return window * self._pools.window
-        rows = max(own, ceil(window / ratio))
+        rows = max(kept, ceil(window / ratio))
         return ceil(rows * (self._pools.full + ratio * self._pools.window))
 
     def sent_bytes(self, tokens: int) -> int:

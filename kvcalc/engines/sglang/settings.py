@@ -63,11 +63,11 @@ class Settings(NamedTuple):
         Source: handle_pd_disaggregation (arg_groups/pd_disaggregation_hook.py), SGLang 0.5.23. The numbers are the same
         since 0.4.7 (model_executor/model_runner.py).
         """
-        asked, running = self.disaggregation_decode_extra_slots, self.max_running_requests
+        given, running = self.disaggregation_decode_extra_slots, self.max_running_requests
         if self.disaggregation_mode != DECODE:
             return 0
-        if asked is not None:
-            return asked
+        if given is not None:
+            return given
         return 2 * running if running is not None and running <= _WITH_EXTRA_SLOTS else 0
 
 

@@ -107,10 +107,10 @@ def _reserved_mib(question: ReserveInputs, given: SettingsReader, release: Relea
 def _older_reserved_mib(question: ReserveInputs, given: SettingsReader, release: Release) -> float:
     """Before 0.5.3."""
     memory, ranks = question.memory_bytes / GIB, question.layout.num_devices
-    found = 32.0 if memory >= 160 else 12 + ranks / 2 if memory >= 90 else 9.5 + ranks / 2
+    gib = 32.0 if memory >= 160 else 12 + ranks / 2 if memory >= 90 else 9.5 + ranks / 2
     if memory < 35:
-        found = 2.8 + ranks / 10
-    return 1024 * (found + 4 * (question.layout.data_parallel_size > 1))
+        gib = 2.8 + ranks / 10
+    return 1024 * (gib + 4 * (question.layout.data_parallel_size > 1))
 
 
 def _oldest_share(question: ReserveInputs, release: Release) -> float:

@@ -95,7 +95,7 @@ class Command(StartCommand):
         decode: dict[str, object] = {"cache_transceiver_config": buffers}
         # Context servers do not support the overlap scheduler (examples/disaggregated/README.md).
         more = {PREFILL: {"disable_overlap_scheduler": True, **decode}, DECODE: decode}
-        found = {
+        commands = {
             role: self.words(pools.checkpoint, arguments, more[role], _FILES[role]) or []
             for role, arguments in pools.arguments.items()
         }
@@ -105,7 +105,7 @@ class Command(StartCommand):
         }
         settings = {"hostname": "0.0.0.0", "port": PORT, **servers}  # noqa: S104 - clients are on other machines
         words = ["trtllm-serve", "disaggregated", "-c", _FILES[ROUTER]]
-        return {**found, ROUTER: written_first(json.dumps(settings), _FILES[ROUTER], words)}
+        return {**commands, ROUTER: written_first(json.dumps(settings), _FILES[ROUTER], words)}
 
 
 def _settings(checkpoint: Checkpoint, arguments: ServerArguments) -> dict[str, object]:

@@ -117,9 +117,9 @@ class TensorrtLlm(Engine):
         """
         if dtype_name.casefold() != "auto":
             return dtype_name, None
-        found = quantized_cache(spec.quantization, ("modelopt",))
-        if found:
-            return found[0], f"the checkpoint's {found[1]} is {found[0]}"
+        published = quantized_cache(spec.quantization, ("modelopt",))
+        if published:
+            return published[0], f"the checkpoint's {published[1]} is {published[0]}"
         weights = parse_weight_dtype(dtype)
         if weights is not None and weights.name in _WITH_FP8_CACHE:
             return "fp8", f"modelopt's {weights.name} checkpoints use an fp8 cache"
@@ -150,11 +150,11 @@ class TensorrtLlm(Engine):
         each = token_bytes(share, dtype)
         pools = _window_pools(share, dtype, self.chosen, tokens, memory)
         counts = [pool["num_gpu_blocks"] for pool in pools] or [_fitting_blocks(self.chosen, each, memory)]
-        found = BlockPool(self.block, self.block * each, self.held_bytes(share, dtype, tokens, 1))
+        figures = BlockPool(self.block, self.block * each, self.held_bytes(share, dtype, tokens, 1))
         if None not in counts:
             fitting = min(counts)
-            found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
-        return PoolFigures(found, {"window_pools": pools or None})
+            figures = BlockPool(*figures[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
+        return PoolFigures(figures, {"window_pools": pools or None})
 
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
         if self.chosen.max_tokens is None or self.has_pools or self._has_window_pools:

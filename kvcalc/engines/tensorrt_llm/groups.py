@@ -191,10 +191,10 @@ class LayerGroups(TensorrtLlm):
             beside["blocks rounded up"] += held - batch * kept * row
         blocks = sum(n * size for n, size in zip(self._slots(layout, tokens, batch), layout.division.sizes))
         beyond = blocks - sum(sizes.values()) - sum(beside.values())
-        found = {**sizes, **beside, "in-flight tokens beyond the window": beyond}
-        rest = self.held_bytes(share, dtype, tokens, batch) - sum(found.values())
+        figures = {**sizes, **beside, "in-flight tokens beyond the window": beyond}
+        rest = self.held_bytes(share, dtype, tokens, batch) - sum(figures.values())
         is_one = len(layout.division.groups) == 1
-        return lines_of({**found, "memory pages rounded up" if is_one else "pools in a fixed proportion": rest})
+        return lines_of({**figures, "memory pages rounded up" if is_one else "pools in a fixed proportion": rest})
 
     def _slots(self, layout: Layout, tokens: int, batch: int) -> list[int]:
         """The slots of each group that a batch takes."""
@@ -229,11 +229,11 @@ class LayerGroups(TensorrtLlm):
         # An average length is limited by the longest request, and so is its part in the proportion.
         place = bisect_left(self._widths, tokens) if self.chosen.avg_seq_len is None else -tokens
         key = id(share), id(dtype), place
-        found = self._found.get(key)
-        if found is None:
+        known = self._found.get(key)
+        if known is None:
             # Keep the share and the dtype too, so that their id() is not reused.
-            found = self._found[key] = share, dtype, self._lay_out(share, dtype, tokens)
-        return found[2]
+            known = self._found[key] = share, dtype, self._lay_out(share, dtype, tokens)
+        return known[2]
 
     def _lay_out(self, share: ModelSpec, dtype: Dtype, tokens: int) -> Layout:
         by_window: dict[int | None, list[tuple[int, Sequence[int]]]] = {}
@@ -241,7 +241,8 @@ class LayerGroups(TensorrtLlm):
             buffers = layers.num_layers, cache_buffers(layers.cache, dtype)
             by_window.setdefault(layers.window, []).append(buffers)
         kinds = tuple(
-            WindowLayers(window, sum(count for count, _ in found), pooled(found)) for window, found in by_window.items()
+            WindowLayers(window, sum(count for count, _ in of_window), pooled(of_window))
+            for window, of_window in by_window.items()
         )
         groups: dict[tuple[int, ...], list[int | None]] = {}
         for kind in kinds:
@@ -266,17 +267,17 @@ class LayerGroups(TensorrtLlm):
         A layer that reads an earlier layer's cache also has its own, which nothing reads: the manager has as many
         layers as the model (_create_kv_cache_manager, _util.py).
         """
-        own = {_window_of(group): cache for group in share.layers for cache in group.caches}
-        found = []
+        by_window = {_window_of(group): cache for group in share.layers for cache in group.caches}
+        rows = []
         for group in share.layers:
-            cache = group.caches[0] if group.caches else own[_window_of(group)]
+            cache = group.caches[0] if group.caches else by_window[_window_of(group)]
             runs = [(group.first, group.num_layers)]
             if self.chosen.max_attention_window is not None:
                 runs = [(number, 1) for number in range(group.first, group.last + 1)]
-            found += [
+            rows += [
                 _Layers(count, cache, self._window(cache, first, tokens), bool(group.caches)) for first, count in runs
             ]
-        return found
+        return rows
 
     def _window(self, cache: Cache, number: int, tokens: int) -> int | None:
         """The window of layer `number`: --max-attention-window if it is given, or the model's own."""

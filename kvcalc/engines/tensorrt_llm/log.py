@@ -30,9 +30,9 @@ _BLOCKS = ("32", "64", "128", "16")
 
 def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:
     """Check the bytes of the pool's tokens, the blocks they need, and the blocks of the longest sequence."""
-    found = setup.pool()
-    block = found.block_size
-    token = found.bytes_per_block // block
+    pool = setup.pool()
+    block = pool.block_size
+    token = pool.bytes_per_block // block
     figures: list[Figure] = []
     counts = log.named("pool", "tokens")
     for record in counts:
@@ -92,9 +92,9 @@ def _check_available(log: Log, token: int, block: int, from_memory: bool) -> lis
     for record in log.named("available"):
         blocks, figure = _num_blocks(log, block), None
         if blocks is not None:
-            one = round(block * token / fraction)
+            available = round(block * token / fraction)
             printed = parse_printed(record.parts["available"]).middle
-            nearest = min(max(printed, (blocks - 1) * one), (blocks + 1) * one)
+            nearest = min(max(printed, (blocks - 1) * available), (blocks + 1) * available)
             words = f"{blocks:,} blocks of {block} x {token:,} bytes, give or take one, / {float(fraction):g}"
             figure = record.check_size("available", "available_bytes", nearest, words)
         if figure is None or (figure.verdict == UNEXPLAINED and not from_memory):

@@ -132,7 +132,7 @@ class Division:
     def _slots(self, quota: int, page: int) -> list[int]:
         """Divide the pages. A group that would have no more than its floor has its floor, and the others the rest."""
         shares, left = self._shares(page), quota // page
-        active, found = list(range(len(self.groups))), [0] * len(self.groups)
+        active, slots = list(range(len(self.groups))), [0] * len(self.groups)
         while active:
             budget, given, total = left, {}, sum(shares[place] for place in active)
             for place in sorted(active, key=shares.__getitem__):
@@ -141,10 +141,10 @@ class Division:
                 total -= shares[place]
             pinned = [place for place in active if given[place] <= self.floors[place]]
             for place in pinned or active:
-                found[place] = self.floors[place] if pinned else given[place]
-                left -= _pages(found[place], self.groups[place], page)
+                slots[place] = self.floors[place] if pinned else given[place]
+                left -= _pages(slots[place], self.groups[place], page)
             active = [place for place in active if place not in pinned] if pinned else []
-        return [_fitting(_pages(n, group, page), group, page) for n, group in zip(found, self.groups)]
+        return [_fitting(_pages(n, group, page), group, page) for n, group in zip(slots, self.groups)]
 
 
 class WindowLayers(NamedTuple):
@@ -208,7 +208,7 @@ def least_slots(groups: Sequence[Group], block: int, batches: Sequence[Sequence[
     """
     windows = [window for group in groups for window in group.windows if window]
     largest = max((most_blocks(window, 2 * window + block, block) for window in windows), default=1)
-    found = []
+    slots = []
     for group in groups:
         least = sum(
             1 if window == STATE else largest if window is None else most_blocks(window, 2 * window + block, block)
@@ -218,8 +218,8 @@ def least_slots(groups: Sequence[Group], block: int, batches: Sequence[Sequence[
         for batch in batches:
             taken = sum(each.number * blocks_of(window, each, block) for window in group.windows for each in batch)
             least = max(least, ceil_div(taken * 100, RESUMES_BELOW) if grows else taken)
-        found.append(least)
-    return found
+        slots.append(least)
+    return slots
 
 
 def _nearest(numerator: int, denominator: int) -> int:

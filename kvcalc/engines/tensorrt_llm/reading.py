@@ -50,7 +50,7 @@ class TensorrtLlmReader(Reader):
             read.fields["kv_dtype"] = str(rows.pop("kv_cache_dtype"))
         self._graphs(config.get("cuda_graph_config"))
         harmless = self.words.keys.split()
-        own = {key: name for name, key in KV_CACHE_CONFIG.items()}
+        options = {key: name for name, key in KV_CACHE_CONFIG.items()}
         for key, value in rows.items():
             if key in (*_NESTED, "speculative_config", *harmless) or value is None:
                 continue
@@ -61,7 +61,7 @@ class TensorrtLlmReader(Reader):
                 continue
             if value is False and str(key).replace("_", "-") in self.own:
                 continue  # a flag that is not set
-            name = own.get(key) or _KEYS.get(key, str(key).replace("_", "-"))
+            name = options.get(key) or _KEYS.get(key, str(key).replace("_", "-"))
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             if key == "dtype" and "dtype" not in config:
                 continue  # the cache's
@@ -91,7 +91,7 @@ class TensorrtLlmReader(Reader):
         if (
             isinstance(sizes, list)
             and sizes
-            and all(type(one) is int for one in sizes)
+            and all(type(size) is int for size in sizes)
             and most not in (None, 0, max(sizes))
         ):
             text = f"TensorRT-LLM does not start with graphs of {max(sizes)} requests and a max_batch_size of {most}"

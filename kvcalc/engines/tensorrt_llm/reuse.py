@@ -76,17 +76,17 @@ class GroupPrefixes(Prefixes):
         layout = self._layout(tokens)
         after = ceil_div(tokens, block) - shared // block
         for window in {kind.window for kind in self._kinds} - {None}:
-            found = in_use(most_blocks(window, tokens, block), after, self._kept(window, shared))
-            slots[window] = found.shared + (batch - 1) * found.own + after
+            held = in_use(most_blocks(window, tokens, block), after, self._kept(window, shared))
+            slots[window] = held.shared + (batch - 1) * held.own + after
         # A window that is no shorter than the requests keeps what the other layers keep.
         whole = shared // block + batch * after
         groups = layout.division.groups
         return layout.division.smallest([sum(slots[w] if w else whole for w in group.windows) for group in groups])
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:
-        own = (tokens - after) // self.block_tokens
+        blocks = (tokens - after) // self.block_tokens
         return self.block_tokens * sum(
-            min(own, self._kept(kind.window, tokens)) * sum(kind.token_bytes) for kind in self._kinds
+            min(blocks, self._kept(kind.window, tokens)) * sum(kind.token_bytes) for kind in self._kinds
         )
 
     def sent_bytes(self, tokens: int) -> int:

@@ -50,7 +50,9 @@ def parse_settings(settings: Mapping[str, str]) -> Settings:
     if block & (block - 1):  # docs/source/legacy/advanced/kv-cache-reuse.md
         text = "TensorRT-LLM does not start, it must be a power of 2"
         raise LayoutError(f"--tokens-per-block {block}: {text}", f"use {1 << (block.bit_length() - 1)}")
-    pattern = None if windows is None else [parse_tokens(one, "--max-attention-window") for one in windows.split(",")]
+    pattern = (
+        None if windows is None else [parse_tokens(window, "--max-attention-window") for window in windows.split(",")]
+    )
     return given.fill(
         Settings, tokens_per_block=block, free_gpu_memory_fraction=fraction, max_attention_window=pattern,
         avg_seq_len=None if average is None else parse_tokens(average, "--avg-seq-len"),

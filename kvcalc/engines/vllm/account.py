@@ -117,10 +117,10 @@ class Plan:
     @cached_property
     def pages(self) -> dict[tuple[type[Cache], Cache], list[Page]]:
         """The pages of every distinct cache."""
-        found: dict[tuple[type[Cache], Cache], dict[tuple[Page, str | None], None]] = {}
+        distinct: dict[tuple[type[Cache], Cache], dict[tuple[Page, str | None], None]] = {}
         for layer in self.layers:
-            found.setdefault((type(layer.cache), layer.cache), {})[layer.page, layer.part] = None
-        return {key: [page for page, _ in pages] for key, pages in found.items()}
+            distinct.setdefault((type(layer.cache), layer.cache), {})[layer.page, layer.part] = None
+        return {key: [page for page, _ in pages] for key, pages in distinct.items()}
 
     @cached_property
     def block_sizes(self) -> set[int]:
@@ -143,15 +143,15 @@ class Plan:
     def by_group(self) -> list[tuple[Group, int, list[tuple[SizedCache, Page, str | None]]]]:
         """For every group: the whole group, how much smaller than a block its part on the largest stage is, and the
         distinct caches, pages and parts of caches of that part."""
-        found = []
+        groups = []
         for part, whole in zip(self.largest_stage, self.groups):
             alike: dict[tuple[type[Cache], Cache, Page, str | None], int] = {}
             for place, page in part.layers:
                 _, cache, _, held = self.layers[place]
                 alike[type(cache), cache, page, held] = alike.get((type(cache), cache, page, held), 0) + 1
             caches = [(sized_cache(cache, n, self.dtype), page, held) for (_, cache, page, held), n in alike.items()]
-            found.append((whole, self.block_bytes - part.block_bytes, caches))
-        return found
+            groups.append((whole, self.block_bytes - part.block_bytes, caches))
+        return groups
 
 
 def pages_of(groups: Iterable[Group]) -> list[list[Page]]:

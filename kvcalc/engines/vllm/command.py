@@ -101,14 +101,14 @@ class Command(StartCommand):
 
     def node_words(self, words: list[str]) -> list[list[str]]:
         nodes, local = value_of(words, "--nnodes"), value_of(words, "--data-parallel-size-local")
-        found = [words]
+        commands = [words]
         if nodes is not None:
             ranks = (with_value(words, "--node-rank", str(rank)) for rank in range(1, int(nodes)))
-            found += [[*own, "--headless"] for own in ranks]
+            commands += [[*of_rank, "--headless"] for of_rank in ranks]
         elif local is not None:
             starts = range(int(local), int(value_of(words, "--data-parallel-size") or "1"), int(local))
-            found += [[*words, "--data-parallel-start-rank", str(start), "--headless"] for start in starts]
-        return found
+            commands += [[*words, "--data-parallel-start-rank", str(start), "--headless"] for start in starts]
+        return commands
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         def serve(role: str, kv_role: str) -> list[str]:

@@ -251,12 +251,12 @@ def device_settings(
     times = times_of(reader)
     tokens = max(row.tokens * times, _least_tokens(spec, release, given))
     requests = min(row.requests * times, reader.count("max-num-batched-tokens", tokens))
-    found = {
+    settings = {
         "max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests), "gdn-prefill-backend": prefill
     }  # fmt: skip
     if device_class in _XPU and _has_xpu_blocks(spec, release or NEWEST):
-        found["block-size"] = _XPU_BLOCK
-    return found
+        settings["block-size"] = _XPU_BLOCK
+    return settings
 
 
 def _has_xpu_blocks(spec: ModelSpec | None, release: Release) -> bool:

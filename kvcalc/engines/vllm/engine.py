@@ -207,10 +207,10 @@ class Vllm(Engine):
         The checkpoint decides if it was quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py,
         since 0.14), or has a kv_cache_scheme, which gives fp8 (layers/attention/attention.py).
         """
-        found, reason = _resolve(spec, dtype_name, dtype, place)
+        chosen, reason = _resolve(spec, dtype_name, dtype, place)
         if spec.model_type in V41:
-            return own_dtype(v41_rows(spec, found if isinstance(found, str) else found.name, place)), reason
-        return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
+            return own_dtype(v41_rows(spec, chosen if isinstance(chosen, str) else chosen.name, place)), reason
+        return (RAW_FP8 if is_fp8(chosen) and has_raw_rows(spec, place) else chosen), reason
 
     def check_ranks(self, spec: ModelSpec, layout: Layout) -> None:
         check_token_ranks(spec, layout, self.place)
@@ -400,8 +400,8 @@ class Vllm(Engine):
         block = max(layer.page.block_size for layer in layers)
         if block > self.chosen.max_num_batched_tokens:
             text = f"vLLM does not start with prefix caching if a step is smaller than a block of {block:,} tokens"
-            asked = f"--max-num-batched-tokens {self.chosen.max_num_batched_tokens}"
-            raise LayoutError(f"{asked}: {text}", f"--max-num-batched-tokens {block}, or no --enable-prefix-caching")
+            option = f"--max-num-batched-tokens {self.chosen.max_num_batched_tokens}"
+            raise LayoutError(f"{option}: {text}", f"--max-num-batched-tokens {block}, or no --enable-prefix-caching")
 
 
 @remembered_of_two
@@ -466,9 +466,9 @@ def _resolve(spec: ModelSpec, dtype_name: str, dtype: str | None, place: Place) 
         return own_dtype(dtype_name), None
     follows_modelopt = place.since(0, 14)
     makers = ("modelopt", "compressed-tensors") if follows_modelopt else ("compressed-tensors",)
-    found = quantized_cache(spec.quantization, makers)
-    if found:
-        return found[0], f"the checkpoint's {found[1]} is {found[0]}"
+    checkpoint = quantized_cache(spec.quantization, makers)
+    if checkpoint:
+        return checkpoint[0], f"the checkpoint's {checkpoint[1]} is {checkpoint[0]}"
     published = published_cache(spec, dtype) if follows_modelopt else None
     return published or default_cache(spec, place) or (dtype_name, None)
 
@@ -497,13 +497,13 @@ def _with_replicated_inputs(spec: ModelSpec) -> ModelSpec:
     channels = cast(int, spec.stated["hc_count"]) * (spec.attention.hidden_size or 0)
 
     def kept(caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
-        found: list[Cache] = []
+        rest: list[Cache] = []
         for cache in caches:
             if not isinstance(cache, RecurrentState) or cache.conv_channels:
-                found.append(cache)
+                rest.append(cache)
             elif cache.state_dtype is None:
                 columns = cache.state_elements // channels
-                found.append(RecurrentState(channels, columns + 1, 0, state_dtype=None, group_channels=channels))
-        return tuple(found)
+                rest.append(RecurrentState(channels, columns + 1, 0, state_dtype=None, group_channels=channels))
+        return tuple(rest)
 
     return spec._replace(layers=tuple(group._replace(caches=kept(group.caches)) for group in spec.layers))

@@ -141,7 +141,7 @@ def layers_of(
 
 def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings, place: Place) -> list[Entries]:
     """What a step reads of these layers: the rows of their pages, and one state without inputs for drafted tokens."""
-    found: dict[tuple[type[Cache], Cache, tuple[int, ...]], int] = {}
+    counts: dict[tuple[type[Cache], Cache, tuple[int, ...]], int] = {}
     parts: dict[tuple[int, Cache], dict[str | None, int]] = {}
     for number, cache, page, part in layers:
         if isinstance(cache, CompressedAttention):
@@ -152,11 +152,11 @@ def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings, place: 
         size = page.token_bytes // page.rate
         if isinstance(cache, RecurrentState):
             size = _state_bytes(spec, cache, settings, cache.conv_kernel - 1, place)
-        found[type(cache), cache, (size,)] = found.get((type(cache), cache, (size,)), 0) + 1
+        counts[type(cache), cache, (size,)] = counts.get((type(cache), cache, (size,)), 0) + 1
     for (_, cache), of_part in parts.items():
         sizes = tuple(of_part.get(part, 0) for part in READ_PARTS)
-        found[type(cache), cache, sizes] = found.get((type(cache), cache, sizes), 0) + 1
-    return [Entries(cache, count, sizes) for (_, cache, sizes), count in found.items()]
+        counts[type(cache), cache, sizes] = counts.get((type(cache), cache, sizes), 0) + 1
+    return [Entries(cache, count, sizes) for (_, cache, sizes), count in counts.items()]
 
 
 def with_draft_layers(share: ModelSpec) -> ModelSpec:
@@ -191,8 +191,8 @@ def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str,
             return (window, "chunked_attention", "latent_attention")
     alone = {cache.kind for cache in all_caches(spec)} == {window}
     windows = rules.windows == "always" or (rules.windows == "alone" and alone)
-    found = () if windows else (window,)
-    return found if rules.chunks else (*found, "chunked_attention")
+    kept = () if windows else (window,)
+    return kept if rules.chunks else (*kept, "chunked_attention")
 
 
 def _state_bytes(
@@ -205,16 +205,16 @@ def _state_bytes(
     layers/mamba/mamba_utils.py, vLLM 0.33.0).
     """
     conv, kind = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16"), spec.model_type
-    asked = _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
+    stated = _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
     if kind in _OWN_STATES or (kind == _KIMI and not place.since(*_KIMI_READS_SINCE)):
-        asked = None
-    if asked == "fp16" and kind in (_KIMI, *GLM5_NEXT):
+        stated = None
+    if stated == "fp16" and kind in (_KIMI, *GLM5_NEXT):
         raise UsageError("--mamba-ssm-cache-dtype float16: not supported for KDA", "one of float32, bfloat16")
     if kind == _KIMI and not is_counted and not _has_full_rank_gate(spec):
-        asked = None
+        stated = None
     state = DTYPES[conv]
     if cache.state_dtype == "fp32":
-        state = DTYPES[asked] if asked else _state_dtype(spec, state)
+        state = DTYPES[stated] if stated else _state_dtype(spec, state)
     return bytes_of(cache.conv_channels * columns, DTYPES[conv]) + bytes_of(cache.state_elements, state)
 
 
@@ -321,8 +321,8 @@ def _dots3_page(spec: ModelSpec, cache: LatentAttention, dtype: Dtype, block_siz
     latents = [each for each in all_caches(spec) if isinstance(each, LatentAttention)]
     row = max(latent_bytes(each, dtype, sparse=False) for each in latents)
     kind = SLIDING if cache.window is not None and cache.kind not in whole else MLA
-    own, width = latent_bytes(cache, dtype, sparse=False), (cache.kv_lora_rank + cache.qk_rope_head_dim,)
-    return Page(kind, block_size, own, cache.window or 0, width, padded_bytes=block_size * row, stride=row)
+    latent, width = latent_bytes(cache, dtype, sparse=False), (cache.kv_lora_rank + cache.qk_rope_head_dim,)
+    return Page(kind, block_size, latent, cache.window or 0, width, padded_bytes=block_size * row, stride=row)
 
 
 def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:

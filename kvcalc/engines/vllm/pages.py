@@ -94,10 +94,10 @@ def running_blocks(page: Page, demand: Demand) -> int:
 
     Blocks that a window has left behind are given back (remove_skipped_blocks, core/single_type_kv_cache_manager.py).
     """
-    found = page.blocks(demand)
+    blocks = page.blocks(demand)
     if page.kind in (SLIDING, CHUNKED):
-        return min(found, -(-demand.max_model_len // page.block_size))
-    return found
+        return min(blocks, -(-demand.max_model_len // page.block_size))
+    return blocks
 
 
 def need_the_same_tokens(pages: list[Page]) -> bool:

@@ -89,14 +89,14 @@ class Rules(NamedTuple):
 
 def _newest_first() -> list[Rules]:
     """The rules of every run of releases, by `releases.yaml`."""
-    found: list[Rules] = []
+    rules: list[Rules] = []
     for row in table("vllm", "releases")["releases"]:
         stated: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
         stated["since"] = tuple(map(int, row["since"].split(".")))
         if "padding_ratio" in row:
             stated["padding_ratio"] = Fraction(row["padding_ratio"])
-        found.append(found[-1]._replace(**stated) if found else Rules(**stated))
-    return found
+        rules.append(rules[-1]._replace(**stated) if rules else Rules(**stated))
+    return rules
 
 
 RELEASES = _newest_first()

@@ -105,8 +105,8 @@ class VllmPrefixes(Prefixes):
         demand, blocks = self._plan.demand(tokens), 0
         for page, pages, count in self._kinds:
             needed = max(page.blocks(demand) for page in pages)
-            found = self._in_use(page, needed, shared, tokens)
-            blocks += count * (found.shared + batch * found.own)
+            in_use = self._in_use(page, needed, shared, tokens)
+            blocks += count * (in_use.shared + batch * in_use.own)
         return blocks * self.unit_bytes
 
     def running_blocks(self, shared: int, tokens: int, in_flight_tokens: int) -> InUse:
@@ -115,11 +115,11 @@ class VllmPrefixes(Prefixes):
         Blocks of the prefix that a window has left are free for others.
         """
         demand = self._plan.demand(tokens)._replace(max_in_flight_tokens=in_flight_tokens)
-        once = own = 0
+        once = private = 0
         for page, pages, count in self._kinds:
-            found = self._in_use(page, max(running_blocks(page, demand) for page in pages), shared, tokens)
-            once, own = once + count * found.shared, own + count * found.own
-        return InUse(once, own)
+            in_use = self._in_use(page, max(running_blocks(page, demand) for page in pages), shared, tokens)
+            once, private = once + count * in_use.shared, private + count * in_use.own
+        return InUse(once, private)
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:
         return self._bytes(

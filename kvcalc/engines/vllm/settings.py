@@ -92,7 +92,7 @@ def parse_settings(
     if block_of_state is not None and not caching:
         raise UsageError("--mamba-block-size needs prefix caching", "use --enable-prefix-caching")
     states = states_of(spec, rules, caching, prefill, drafted, mode, block_of_state, place)
-    found = given.fill(
+    parsed = given.fill(
         Settings, max_num_batched_tokens=given.count(STEP, DEFAULT_BATCHED_TOKENS * times_of(given)),
         block_size=block_size, enable_prefix_caching=caching,
         async_scheduling=rules.two_steps and "no-async-scheduling" not in settings,
@@ -101,8 +101,8 @@ def parse_settings(
         mamba_ssm_cache_dtype=_state_dtype(given, "mamba-ssm-cache-dtype", place), pipeline_parallel_size=stages,
         overlaps_stages=rules.overlaps_stages, enable_chunked_prefill="no-enable-chunked-prefill" not in settings,
     )  # fmt: skip
-    check_requests(given, found.max_num_batched_tokens)
-    return found, states
+    check_requests(given, parsed.max_num_batched_tokens)
+    return parsed, states
 
 
 def check_requests(given: SettingsReader, batched_tokens: int) -> None:
@@ -124,11 +124,13 @@ def check_requests(given: SettingsReader, batched_tokens: int) -> None:
 
 def _state_dtype(given: SettingsReader, name: str, place: Place) -> str:
     """The type of states. 0.13 added float16 and 0.22 bfloat16 (MambaDType, config/cache.py)."""
-    found = given.choice(name)
-    since = {"float16": (0, 13), "bfloat16": (0, 22)}.get(found)
+    stated = given.choice(name)
+    since = {"float16": (0, 13), "bfloat16": (0, 22)}.get(stated)
     if since is not None and not place.since(*since):
-        raise UsageError(f"--{name} {found}: this release of vLLM does not have it", f"vLLM {since[0]}.{since[1]} does")
-    return found
+        raise UsageError(
+            f"--{name} {stated}: this release of vLLM does not have it", f"vLLM {since[0]}.{since[1]} does"
+        )
+    return stated
 
 
 def is_number_of_layers(word: str) -> bool:
@@ -143,16 +145,16 @@ def check_partition(partition: str | None, num_layers: int, stages: int) -> None
     """
     if partition is None:
         return
-    asked = f"--pp-layer-partition {partition[:40]}"
+    option = f"--pp-layer-partition {partition[:40]}"
     sizes = partition.split(",")
     if not all(is_number_of_layers(size) and 0 < int(size) <= num_layers for size in sizes):
-        raise UsageError(f"{asked}: not numbers of the model's {num_layers} layers", "for example 16,32")
+        raise UsageError(f"{option}: not numbers of the model's {num_layers} layers", "for example 16,32")
     if len(sizes) != stages:
-        raise LayoutError(f"{asked} has {len(sizes)} stages, but --pp is {stages}", f"use --pp {len(sizes)}")
+        raise LayoutError(f"{option} has {len(sizes)} stages, but --pp is {stages}", f"use --pp {len(sizes)}")
     if sum(map(int, sizes)) != num_layers:
         example = ",".join(map(str, longer_before_last(num_layers, stages)))
         raise LayoutError(
-            f"{asked} has {sum(map(int, sizes))} layers, but the model has {num_layers}", f"for example {example}"
+            f"{option} has {sum(map(int, sizes))} layers, but the model has {num_layers}", f"for example {example}"
         )
 
 
@@ -179,35 +181,37 @@ def check_token_ranks(spec: ModelSpec, layout: Layout, place: Place = ANYWHERE) 
     size, token_ranks, prompt_ranks = layout.tensor_parallel_size, layout.token_ranks, layout.prompt_ranks
     if token_ranks == 1:
         return
-    asked = f"--decode-context-parallel-size {token_ranks}"
+    option = f"--decode-context-parallel-size {token_ranks}"
     if prompt_ranks > 1:
-        _check_both(spec, asked, token_ranks, (prompt_ranks, size * prompt_ranks), place)
+        _check_both(spec, option, token_ranks, (prompt_ranks, size * prompt_ranks), place)
         return
     if size % token_ranks:
-        raise LayoutError(f"{asked} does not divide --tp {size}", "its ranks are those of --tp")
+        raise LayoutError(f"{option} does not divide --tp {size}", "its ranks are those of --tp")
     if windows(spec):
-        raise ModelError(f"{spec.name}: vLLM does not support {asked} with sliding windows")
+        raise ModelError(f"{spec.name}: vLLM does not support {option} with sliding windows")
     shape = spec.attention
     if shape.is_latent or not shape.num_kv_heads:
         return
     most = size // shape.num_kv_heads
     if token_ranks > most:
         hint = f"use --tp {token_ranks * shape.num_kv_heads}, or a smaller --decode-context-parallel-size"
-        raise LayoutError(f"{asked}: {shape.num_kv_heads} KV heads on --tp {size} allow {most}", hint)
+        raise LayoutError(f"{option}: {shape.num_kv_heads} KV heads on --tp {size} allow {most}", hint)
     if shape.num_heads // shape.num_kv_heads % token_ranks:
         raise LayoutError(
-            f"{asked} does not divide the {shape.num_heads // shape.num_kv_heads} query heads per KV head",
+            f"{option} does not divide the {shape.num_heads // shape.num_kv_heads} query heads per KV head",
             "use a number that divides them",
         )
 
 
-def _check_both(spec: ModelSpec, asked: str, token_ranks: int, allowed: tuple[int, ...], place: Place) -> None:
+def _check_both(spec: ModelSpec, option: str, token_ranks: int, allowed: tuple[int, ...], place: Place) -> None:
     """The same with prefill context parallelism: since 0.30 vLLM divides the cache of sparse MLA only (PCPManager)."""
     if token_ranks not in allowed:
         known = " or ".join(map(str, dict.fromkeys(allowed)))
-        raise LayoutError(f"{asked}: with --prefill-context-parallel-size it must be {known}", "or leave it out")
+        raise LayoutError(f"{option}: with --prefill-context-parallel-size it must be {known}", "or leave it out")
     if place.since(*_SPARSE_ALONE) and not any(isinstance(cache, IndexerKeys) for cache in all_caches(spec)):
-        raise ModelError(f"{spec.name}: vLLM supports {asked} with --prefill-context-parallel-size for sparse MLA only")
+        raise ModelError(
+            f"{spec.name}: vLLM supports {option} with --prefill-context-parallel-size for sparse MLA only"
+        )
 
 
 def check_prompt_ranks(spec: ModelSpec, settings: Mapping[str, str], chosen: Settings, place: Place) -> None:
@@ -218,17 +222,17 @@ def check_prompt_ranks(spec: ModelSpec, settings: Mapping[str, str], chosen: Set
     pipeline stages. Source: PCPManager.validate_config (v1/worker/gpu/pcp_manager.py) and
     check_attention_cp_compatibility (v1/worker/cp_utils.py), vLLM 0.33.0.
     """
-    asked = f"--prefill-context-parallel-size {chosen.prefill_context_parallel_size}"
+    option = f"--prefill-context-parallel-size {chosen.prefill_context_parallel_size}"
     if not place.since(0, 26):
-        raise UsageError(f"{asked}: no attention kernel of this release has it", "it runs in vLLM 0.26 and later")
+        raise UsageError(f"{option}: no attention kernel of this release has it", "it runs in vLLM 0.26 and later")
     if chosen.pipeline_parallel_size > 1 and not place.since(0, 32):
         raise UsageError(
-            f"{asked}: this release supports it only without pipeline stages", "vLLM 0.32 has it with --pp"
+            f"{option}: this release supports it only without pipeline stages", "vLLM 0.32 has it with --pp"
         )
     if has_adapters(settings):
-        raise UsageError(f"{asked}: vLLM does not support it with LoRA adapters", "leave out --max-lora-rank")
+        raise UsageError(f"{option}: vLLM does not support it with LoRA adapters", "leave out --max-lora-rank")
     caches = all_caches(spec)
     if not caches or not all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in caches):
-        raise ModelError(f"{spec.name}: {asked} is only for models with MLA in all layers, in vLLM")
+        raise ModelError(f"{spec.name}: {option} is only for models with MLA in all layers, in vLLM")
     if spec.has_towers and "language-model-only" not in settings:
-        raise ModelError(f"{spec.name}: vLLM does not support {asked} with images", "use --language-model-only")
+        raise ModelError(f"{spec.name}: vLLM does not support {option} with images", "use --language-model-only")

@@ -55,29 +55,29 @@ class Skipped(NamedTuple):
         then have as many tokens as fit in such a page. The first layer's kernel says how large a quantized row is. If
         that layer is skipped and only another kernel reads the type, it is a byte for each element.
         """
-        found = [
+        pages = [
             own_page(cache)._replace(block_size=page.block_size) if self.has(number, cache) else page
             for number, cache, page in layers
         ]
         whole = [(cache, page) for _, cache, page in layers if page.kind == FULL]
         if not whole:
-            return found
-        quantized, own = whole[0][1].token_bytes, own_page(whole[0][0]).token_bytes
+            return pages
+        quantized, page_bytes = whole[0][1].token_bytes, own_page(whole[0][0]).token_bytes
         number, cache, _ = layers[0]
         if self.has_own_kernel and self.has(number, cache):
             quantized = _elements(whole[0][0])
-        if not self.grows or quantized == own:
-            return found
+        if not self.grows or quantized == page_bytes:
+            return pages
         step = max(BLOCK, block_size)
-        block = max(block_size, step * ceil_div(own * BLOCK, step * quantized))
+        block = max(block_size, step * ceil_div(page_bytes * BLOCK, step * quantized))
         shared = block * quantized
-        for place, page in enumerate(found):
+        for place, page in enumerate(pages):
             if page.kind == SLIDING:
                 fitting = max(BLOCK, shared // page.token_bytes // BLOCK * BLOCK)
-                found[place] = page._replace(block_size=fitting, padded_bytes=shared)
+                pages[place] = page._replace(block_size=fitting, padded_bytes=shared)
             else:
-                found[place] = page._replace(block_size=block)
-        return found
+                pages[place] = page._replace(block_size=block)
+        return pages
 
 
 def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Place) -> Skipped | None:
@@ -86,10 +86,10 @@ def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Pla
     Raises UsageError (exit 2) for words that are not layers, and ModelError (exit 3) for models in which the layout is
     not modelled.
     """
-    asked, packs = settings.kv_cache_dtype_skip_layers, dtype.name in TURBOQUANT
-    if asked is None and not packs:
+    given, packs = settings.kv_cache_dtype_skip_layers, dtype.name in TURBOQUANT
+    if given is None and not packs:
         return None
-    numbers, words = set(), [] if asked is None else asked.split(",")
+    numbers, words = set(), [] if given is None else given.split(",")
     for word in words:
         if is_number_of_layers(word) and int(word) < spec.num_layers:
             numbers.add(int(word))
@@ -97,12 +97,12 @@ def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Pla
             last = spec.num_layers - 1
             raise UsageError(f"{_ASKED} {word[:40]!a}: not a layer", f"use numbers from 0 to {last}, or {_WINDOWS}")
     beside_states = keeps_states(spec)
-    if beside_states and not place.since(*(_HYBRIDS_SINCE if asked is None else _ASKED_BESIDE_STATES_SINCE)):
+    if beside_states and not place.since(*(_HYBRIDS_SINCE if given is None else _ASKED_BESIDE_STATES_SINCE)):
         raise ModelError(
-            f"{spec.name}: {dtype.name if asked is None else _ASKED} is not modelled beside recurrent states"
+            f"{spec.name}: {dtype.name if given is None else _ASKED} is not modelled beside recurrent states"
         )
     if beside_states and packs:
-        if asked is not None:
+        if given is not None:
             raise ModelError(f"{spec.name}: {dtype.name} with {_ASKED} is not modelled beside recurrent states")
         return None
     plain = all(

@@ -59,7 +59,7 @@ def parts_of(log: Log, record: Record, layers: Layers, setup: Setup, dtype: Dtyp
     context = setup.context_tokens
     slots, has_one_stream = settings.slots(1), settings.has_one_stream(1)
     if log.text("context_tokens") is None:
-        whole = next((one for one in log.named("creating") if created_part(one) == "full"), record)
+        whole = next((other for other in log.named("creating") if created_part(other) == "full"), record)
         if "cells" in whole.parts:
             context = int(whole.parts["cells"]) * (1 if has_one_stream else slots)
     cells = cells_for(settings, context if has_one_stream else -(-context // slots), 1, layers.window)
@@ -189,18 +189,18 @@ def count_states(record: Record, state: int) -> int:
 
 def _buffers(log: Log) -> list[Buffer]:
     """The buffers in the order of the log. A cache's buffers are printed before its sum."""
-    found: list[Buffer] = []
+    buffers: list[Buffer] = []
     created: Record | None = None
     first = 0
     for record in log.records:
         if record.name == "creating":
             created = record
         elif record.name == "buffer":
-            found.append(Buffer(record, created, None))
+            buffers.append(Buffer(record, created, None))
         elif record.name in ("cache", "self"):
-            found[first:] = [buffer._replace(total=record) for buffer in found[first:]]
-            first, created = len(found), None
-    return found
+            buffers[first:] = [buffer._replace(total=record) for buffer in buffers[first:]]
+            first, created = len(buffers), None
+    return buffers
 
 
 def _part_of(buffer: Buffer, parts: list[Part]) -> Part | None:
@@ -215,8 +215,8 @@ def _part_of(buffer: Buffer, parts: list[Part]) -> Part | None:
         return next(iter(alike), None)
     if buffer.created is not None:
         return next((part for part in parts if part.name == created_part(buffer.created)), None)
-    own = [part for part in parts if not part.is_for_drafts]
-    return own[0] if len({part.name for part in own}) == 1 else None
+    candidates = [part for part in parts if not part.is_for_drafts]
+    return candidates[0] if len({part.name for part in candidates}) == 1 else None
 
 
 def _divided(log: Log, setup: Setup) -> Divided | None:
@@ -279,8 +279,8 @@ def _on_device(log: Log, buffer: Buffer, part: Part, bounds: tuple[int, int], se
     line = buffer.total or buffer.record
     (stage,) = stages_of(setup.share, (bounds,))
     layers = layers_of(stage, parse_settings(setup.settings))
-    found = parts_of(log, line, layers, setup, dtype_of(line, setup))
-    return next((one for one in found if one.name == part.name), None)
+    on_line = parts_of(log, line, layers, setup, dtype_of(line, setup))
+    return next((other for other in on_line if other.name == part.name), None)
 
 
 def _check_states(log: Log, record: Record, layers: Layers, divided: Divided | None, setup: Setup) -> list[Figure]:

@@ -97,13 +97,15 @@ def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
     pools = log.named("pool")
     explained: set[str | None] = set()
     for record in pools:
-        found = _check_pool(record, totals, layers, setup)
-        if not count_equal(found) and record.parts.get("tokens") in explained:
+        of_pool = _check_pool(record, totals, layers, setup)
+        if not count_equal(of_pool) and record.parts.get("tokens") in explained:
             # The pool of the draft model comes after the model's own, and has as many tokens.
-            found = [record.as_input(part, name, "bytes", _OF_DRAFTS) for part, name in _SIZES if part in record.parts]
-        elif count_equal(found):
+            of_pool = [
+                record.as_input(part, name, "bytes", _OF_DRAFTS) for part, name in _SIZES if part in record.parts
+            ]
+        elif count_equal(of_pool):
             explained.add(record.parts.get("tokens"))
-        figures += found
+        figures += of_pool
     tokens = {record.parts["tokens"] for record in pools if "tokens" in record.parts}
     for record in totals:
         if tokens:
@@ -187,8 +189,8 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
     requests run nor how many tokens are checked, the states are read for both numbers, and the inputs are checked.
     """
     slots = int(record.parts["slots"]) + 1
-    one = slot_of(layers, 1, True)
-    sizes = {"conv": ("conv_state_bytes", one.inputs), "ssm": ("ssm_state_bytes", one.states)}
+    slot = slot_of(layers, 1, True)
+    sizes = {"conv": ("conv_state_bytes", slot.inputs), "ssm": ("ssm_state_bytes", slot.states)}
     figures = [record.as_input("slots", "max_mamba_cache_size", "states", _INPUT)]
     figures += record.check_sizes(sizes, slots, f"({slots - 1:,} + 1 states) x {{}}")
     if "drafted_ssm" not in record.parts:
@@ -196,8 +198,8 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
     running = log.text("running_requests") or log.text("max_running_requests")
     requests = slots if running is None else min(slots, int(running) + 1)
     stated, printed = log.text("draft_tokens"), parse_printed(record.parts["drafted_ssm"])
-    drafted = int(stated) if stated else printed.middle / (requests * one.states) if one.states else 0
-    if round(drafted) < 1 or (stated is None and not printed.holds(round(drafted) * requests * one.states)):
+    drafted = int(stated) if stated else printed.middle / (requests * slot.states) if slot.states else 0
+    if round(drafted) < 1 or (stated is None and not printed.holds(round(drafted) * requests * slot.states)):
         rule = "an input: the log does not say how many tokens are drafted"
         return figures + [record.as_input(part, name, "bytes", rule) for part, name in _DRAFTED if part in record.parts]
     tokens = round(drafted)
@@ -206,11 +208,11 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
     for separate in (False, True):
         sizes = {part: (name, size) for (part, name), size in zip(_DRAFTED, slot_of(layers, tokens, separate))}
         tries.append(record.check_sizes(sizes, requests, words))
-    found = max(tries, key=count_equal)
+    closest = max(tries, key=count_equal)
     if stated is None:
         rule = f"an input: the states of {tokens} checked tokens"
-        found[0] = record.as_input("drafted_ssm", "intermediate_ssm_bytes", "bytes", rule)
-    return figures + found
+        closest[0] = record.as_input("drafted_ssm", "intermediate_ssm_bytes", "bytes", rule)
+    return figures + closest
 
 
 # Checks SGLang's numbers for DeepSeek-V4: the bytes of a token, and the sizes of its pools.

@@ -97,10 +97,10 @@ def _longest(log: Log, setup: Setup, record: Record) -> Figure:
     explained = any(needed(longest) <= memory.high and needed(longest + 1) > memory.low for memory in memories)
     memory, most = memories[0].middle, setup.context_tokens
     # If a longer request takes no more memory, the engine's search ends at the model's length.
-    found = most if needed(most + 1) <= memory else most_that_fit(needed, memory, most + 1)
-    found = longest if explained else found
+    fitting = most if needed(most + 1) <= memory else most_that_fit(needed, memory, most + 1)
+    fitting = longest if explained else fitting
     words = f"the longest request in {memories[0].text}, within rounding"
-    return record.check_count("longest", record.name, found, "tokens", words)
+    return record.check_count("longest", record.name, fitting, "tokens", words)
 
 
 def check_v0(log: Log, setup: Setup) -> list[Figure]:
