@@ -226,6 +226,7 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("_", "-"): value if value is True else str(value) for name, value in fields.items()}
 
 
+@pytest.mark.settled
 @pytest.mark.fuzz
 @pytest.mark.usefixtures("quick")
 def test_no_answer_depends_on_the_questions_before_it(kvcalc: Any, pytestconfig: pytest.Config, tmp_path: Path) -> None:
