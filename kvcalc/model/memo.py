@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
+_Key = TypeVar("_Key")
 
 _MOST_KEPT = 16_384
 
@@ -78,6 +79,14 @@ def _kept_of_a_function() -> _Kept:
     kept: _Kept = {}
     _kept_by_function.append(kept)
     return kept
+
+
+def keep(known: dict[_Key, _Answer], key: _Key, answer: _Answer, most: int) -> _Answer:
+    """Add an answer to those that are `known`. If there are `most` of them, they are dropped first. Returns it."""
+    if len(known) >= most:
+        known.clear()
+    known[key] = answer
+    return answer
 
 
 def _keep(kept: _Kept, key: tuple[Any, ...], about: object, answer: _Answer) -> _Answer:

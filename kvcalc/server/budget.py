@@ -9,7 +9,7 @@ from kvcalc.engines.options import has_adapters
 from kvcalc.engines.reserve import RESERVE, Held, Reserve, ReserveInputs
 from kvcalc.errors import LayoutError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
-from kvcalc.model.memo import remembered, remembered_of_two
+from kvcalc.model.memo import keep, remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches, has_states
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
@@ -132,9 +132,9 @@ def _unlimited(case: Case) -> Budget | str:
         return Budget(case, *room[1:])
     computed = _budget(case)
     if isinstance(computed, Budget) and _is_same(computed.reserve, case):
-        if len(known) >= _MOST_BUDGETS:
-            known.clear()
-        known[key] = computed  # it holds the engine and the device, so that their id() is not reused
+        keep(
+            known, key, computed, _MOST_BUDGETS
+        )  # it holds the engine and the device, so that their id() is not reused
     return computed
 
 

@@ -17,7 +17,7 @@ from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds, stages_of
 from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context
 from kvcalc.model.layout import Layout
-from kvcalc.model.memo import remembered
+from kvcalc.model.memo import keep, remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention, largest_at
 from kvcalc.notes import Note
 from kvcalc.question.question import Question
@@ -201,11 +201,8 @@ def make_case(question: Question) -> Case:
     case = known.get(key)
     if case is not None:
         return _with_load(case, complete)
-    case = _resolve(complete)
-    if len(known) >= _MOST_CASES:
-        known.clear()
-    known[key] = case  # it holds the device, so that its id() is not reused
-    return case
+    # A case holds its device, so that its id() is not reused.
+    return keep(known, key, _resolve(complete), _MOST_CASES)
 
 
 def is_reusable(question: Question) -> bool:

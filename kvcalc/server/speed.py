@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.memo import keep, remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
@@ -60,10 +60,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     known = _speeds_of(case.model, case.spec)
     kept = known.get(key)
     if kept is None:
-        kept = _new_speed(case), gpu
-        if len(known) >= _MOST_SPEEDS:
-            known.clear()
-        known[key] = kept
+        kept = keep(known, key, (_new_speed(case), gpu), _MOST_SPEEDS)
     speed = kept[0]
     if isinstance(speed, Speed) and speed.calibration is not None:
         notes += speed.calibration.notes

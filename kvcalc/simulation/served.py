@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.errors import KvcalcError
-from kvcalc.model.memo import remembered
+from kvcalc.model.memo import keep, remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.question.lengths import Distribution, lengths_of
@@ -43,16 +43,14 @@ def serve_load(case: Case, model: SpeedModel, notes: list[Note]) -> Served | Non
     if prompt is None or answer is None:
         return None
     # Confidence judges times, and changes none of them.
-    asked = case.question._asdict() | {"model": None, "speed": speed._replace(confidence=0)}
-    key = repr((asked, case.workload.context_tokens, case.workload.batch_size, model.constants))
+    options = case.question._asdict() | {"model": None, "speed": speed._replace(confidence=0)}
+    key = repr((options, case.workload.context_tokens, case.workload.batch_size, model.constants))
     known = _loads_of(case.model)
     if key not in known:
-        if len(known) >= _MOST_LOADS:
-            known.clear()
-        told: list[Note] = []
-        known[key] = case, _served(case, model, prompt, answer, told), told
-    _, served, told = known[key]
-    notes += told
+        load_notes: list[Note] = []
+        keep(known, key, (case, _served(case, model, prompt, answer, load_notes), load_notes), _MOST_LOADS)
+    _, served, load_notes = known[key]
+    notes += load_notes
     return served
 
 
