@@ -104,11 +104,11 @@ class LogicalPrefixes(Prefixes):
         for cache, count in self._caches:
             needed = stored_cache_bytes(cache, tokens, self._dtype)
             if isinstance(cache, RecurrentState) or not shared:
-                held = InUse(0, needed)
+                units = InUse(0, needed)
             else:
                 own, kept = (stored_cache_bytes(cache, part, self._dtype) for part in (tokens - shared, shared))
-                held = in_use(needed, own, kept)
-            total += count * (held.shared + batch * held.own)
+                units = in_use(needed, own, kept)
+            total += count * (units.shared + batch * units.own)
         return total
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:

@@ -103,10 +103,10 @@ class SglangPrefixes(Prefixes):
         return self._engine.rows_bytes(self._share, self._dtype, tokens, batch, *pools)
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:
-        pools, kept = self._pools, tokens - after
-        if kept <= 0:
+        pools, rows = self._pools, tokens - after
+        if rows <= 0:
             return 0
-        return kept * pools.full + min(self._window(tokens), kept) * pools.window + pools.state
+        return rows * pools.full + min(self._window(tokens), rows) * pools.window + pools.state
 
     def idle_bytes(self, shared: int, tokens: int, count: int) -> int:
         private = tokens - shared

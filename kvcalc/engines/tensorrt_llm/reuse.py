@@ -76,8 +76,8 @@ class GroupPrefixes(Prefixes):
         layout = self._layout(tokens)
         after = ceil_div(tokens, block) - shared // block
         for window in {kind.window for kind in self._kinds} - {None}:
-            held = in_use(most_blocks(window, tokens, block), after, self._kept(window, shared))
-            slots[window] = held.shared + (batch - 1) * held.own + after
+            blocks = in_use(most_blocks(window, tokens, block), after, self._kept(window, shared))
+            slots[window] = blocks.shared + (batch - 1) * blocks.own + after
         # A window that is no shorter than the requests keeps what the other layers keep.
         whole = shared // block + batch * after
         groups = layout.division.groups

@@ -497,13 +497,13 @@ def _with_replicated_inputs(spec: ModelSpec) -> ModelSpec:
     channels = cast(int, spec.stated["hc_count"]) * (spec.attention.hidden_size or 0)
 
     def kept(caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
-        rest: list[Cache] = []
+        replicated: list[Cache] = []
         for cache in caches:
             if not isinstance(cache, RecurrentState) or cache.conv_channels:
-                rest.append(cache)
+                replicated.append(cache)
             elif cache.state_dtype is None:
                 columns = cache.state_elements // channels
-                rest.append(RecurrentState(channels, columns + 1, 0, state_dtype=None, group_channels=channels))
-        return tuple(rest)
+                replicated.append(RecurrentState(channels, columns + 1, 0, state_dtype=None, group_channels=channels))
+        return tuple(replicated)
 
     return spec._replace(layers=tuple(group._replace(caches=kept(group.caches)) for group in spec.layers))

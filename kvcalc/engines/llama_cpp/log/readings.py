@@ -70,22 +70,22 @@ def _readings(log: Log, spec: ModelSpec, step: str | None, pulls: tuple[int | No
         unified = streams == "1"
     flash = {"true": "on", "false": "off", "1": "on", "0": "off"}.get(log.text("flash_attn") or "")
     whole = [True] if log.text("swa_full") else [False, True]
-    for pull, number, stream, kept_whole, attention in product(
+    for pull, number, is_unified, kept_whole, attention in product(
         pulls, stated or ["1", str(AUTO_SLOTS)], [unified] if unified is not None else [False, True], whole,
         [flash] if flash else ["auto", "off"],
     ):  # fmt: skip
         chosen = not stated and number != "1"
-        if chosen and not (stream and pull in _CHOOSE_SLOTS):
+        if chosen and not (is_unified and pull in _CHOOSE_SLOTS):
             continue
         settings = {**plain, "parallel": number}
         taken = [f"{number} slots, which llama-server starts by default"] if chosen else []
         if pull is not None:
             settings["before-pull"] = str(pull)
             taken.append(f"a build before pull request {pull}")
-        if stream:
+        if is_unified:
             settings["kv-unified"] = ""
         if unified is None and not chosen and int(number) > 1:
-            taken.append("one stream for all slots" if stream else "one stream per slot")
+            taken.append("one stream for all slots" if is_unified else "one stream per slot")
         if kept_whole:
             settings["swa-full"] = ""
             taken.append("sliding-window layers keep the whole context")

@@ -64,10 +64,10 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
         return
     _refuse_prefill_ranks(log, version)
     spec = spec._replace(state_dtype=log.text("state_dtype") or spec.state_dtype)
-    known, drafting = _rules(log, spec), _drafting_models(log, spec)
+    possible_rules, drafting = _rules(log, spec), _drafting_models(log, spec)
     devices = _DEVICES if is_sparse(spec) else _DEVICES[:1]
     types = _TYPES if is_from_a_name(spec) and log.text("kv_dtype") is None else _TYPES[:1]
-    for kv_dtype, device, rules, (model, drafts) in product(types, devices, known, drafting):
+    for kv_dtype, device, rules, (model, drafts) in product(types, devices, possible_rules, drafting):
         plain, choices = _settings(log, spec, rules)
         for chosen in product(*choices):
             settings = {**plain, **{option: text for option, text, _ in chosen if text is not None}}
@@ -77,7 +77,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
             check = partial(check_v1, rules)
             yield Reading(settings, taken, check, model, rules.release, kv_dtype, device)
     if windows(spec):
-        for rules, (model, drafts) in product(known, drafting):
+        for rules, (model, drafts) in product(possible_rules, drafting):
             plain, _ = _settings(log, spec, rules)
             whole, check = map_caches(model, _whole), partial(check_v1, rules)
             yield Reading(plain, (rules.name, _WHOLE, *drafts), check, whole, rules.release)
