@@ -106,7 +106,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     from kvcalc.model.memo import forget
 
     if item.get_closest_marker("settled"):
-        forget()  # short runs
+        forget()  # loads that were simulated briefly: kvcalc.simulation.served keeps them
         try:
             return (yield)
         finally:

@@ -29,21 +29,9 @@ ASKED = {
     "fit": ("fit", MODEL, "--gpu", "h100"),
     "compare": ("compare", MODEL, "--gpu", "h100"),
     "sweep": ("sweep", MODEL, "--gpu", "h100"),
-    "plan": (
-        "plan",
-        MODEL,
-        "--gpu",
-        "h100",
-        "--input-tokens",
-        "100",
-        "--output-tokens",
-        "10",
-        "--concurrency",
-        "2",
-        "--max-gpus",
-        "2",
-    ),
-}
+    "plan": ("plan", MODEL, "--gpu", "h100", "--input-tokens", "100", "--output-tokens", "10", "--concurrency", "2",
+             "--max-gpus", "2"),
+}  # fmt: skip
 VALUES = {
     "cache": "static", "block-size": "32", "gpu-memory-utilization": "0.9",
     "swa-full-tokens-ratio": "0.5", "mem-fraction-static": "0.8", "free-gpu-memory-fraction": "0.8",

@@ -28,9 +28,12 @@ def planned(model: str = "llama-3-70b", gpu: str = "h100", **asked: Any) -> tupl
     return document, row
 
 
+USUAL: dict[str, Any] = {"requests_per_second": 3, "max_tpot_seconds": 0.03, "max_ttft_seconds": 4}
+
+
 @pytest.fixture(scope="module")
 def usual() -> tuple[Any, Any]:
-    return planned(requests_per_second=3, max_tpot_seconds=0.03, max_ttft_seconds=4, with_front=True)
+    return planned(**USUAL, with_front=True)
 
 
 def test_the_transfer_is_the_exact_cache_at_the_rate_of_the_link(usual: tuple[Any, Any]) -> None:
@@ -59,8 +62,9 @@ def test_a_cache_on_all_devices_is_sent_to_each() -> None:
     assert transfer_bytes(copied(1), copied(4)) == 3200
 
 
-def test_the_parts_add_up(usual: tuple[Any, Any]) -> None:
-    row = usual[1]
+@pytest.mark.settled
+def test_the_parts_add_up() -> None:
+    _, row = planned(**USUAL)
     pools = row["disaggregated"]
     assert sum(pools["ttft_parts"].values()) == pytest.approx(row["ttft_seconds"])
     assert row["num_devices"] == sum(pools[role]["num_devices"] for role in ("prefill", "decode"))
@@ -72,7 +76,7 @@ def test_the_parts_add_up(usual: tuple[Any, Any]) -> None:
         assert pool["requests_held"] <= pool["max_requests_held"]
     assert row["requests_per_second"] == 3
     # Requests end at the model's limit.
-    assert 0.8 * 3 * 1024 < row["tokens_per_second"] < 3 * 1024
+    assert 0.9 * 3 * 1024 < row["tokens_per_second"] < 3 * 1024
 
 
 def test_tokens_per_second_have_the_range_of_the_time_of_a_token(usual: tuple[Any, Any]) -> None:
