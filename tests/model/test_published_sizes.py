@@ -63,7 +63,8 @@ PUBLISHED = {
     "stablelm-alpha-3b": 3.6385, "flan-t5-small": 0.07696, "flan-t5-base": 0.2476, "flan-t5-large": 0.7832,
     "flan-t5-xl": 2.85, "flan-t5-xxl": 11.135, "mt5-small": 0.3002, "mt5-base": 0.5824, "mt5-large": 1.2296,
     "mt5-xl": 3.7426, "mt5-xxl": 12.921, "byt5-small": 0.2996, "byt5-base": 0.5817, "ul2": 19.5,
-    "stablelm-alpha-7b": 7.869, "starcoderbase-1b": 1.137,
+    "stablelm-alpha-7b": 7.869, "starcoderbase-1b": 1.137, "laguna-m.1": 225.8, "command-a-plus": 218.25,
+    "north-mini-code-1.0": 30.5,
 }  # fmt: skip
 
 

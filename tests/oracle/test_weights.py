@@ -208,6 +208,7 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ("laguna", {**GQA, **MOE, "gating": "per-element", "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 3}),
     ("hunyuan_v1_moe", {**GQA, "num_experts": 4, "moe_topk": [2] * 6, "pad_token_id": 0}),
     ("cohere2_moe", {**GQA, **WINDOW, "num_experts": 4, "num_shared_experts": 2, "first_k_dense_replace": 2}),
+    ("cohere2_moe", {**GQA, "num_experts": 4, "first_k_dense_replace": 2, "prefix_dense_intermediate_size": 24}),
     ("flex_olmo", {**KV, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}),
     ("granite_swa", {**KV, **WINDOW, "mlp_bias": True}),
     ("gpt_neo", {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 20,

@@ -24,7 +24,7 @@ _KEYS = _OWN_KEYS | frozenset(
     (
         "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size sliding_window_attention_size "
         "global_local_attention_pattern layer_types decoder_sparse_step "
-        "mlp_layer_types moe_layer_types mtp_layer_types mtp_mlp_layer_types"
+        "mlp_layer_types moe_layer_types mtp_layer_types mtp_mlp_layer_types prefix_dense_intermediate_size"
     ).split()
 )
 
@@ -229,19 +229,18 @@ def _around(config: ConfigReader, row: Decoder, width: int, vocab: int) -> Aroun
 
 
 def _mlp(config: ConfigReader, row: Decoder, width: int) -> tuple[Weight, ...]:
+    keys = (row.dense_inner,) if row.dense_inner and config.is_set(row.dense_inner) else row.inner
     if row.inner_factor:
-        inner = (config.optional_integer(*row.inner) if row.inner else None) or row.inner_factor * width
+        inner = (config.optional_integer(*keys) if keys else None) or row.inner_factor * width
     else:
-        inner = config.integer(*row.inner) // (1 + row.halves_inner)
+        inner = config.integer(*keys) // (1 + row.halves_inner)
     bias = _flag(config, row.mlp_bias)
     if row.mlp == "gated":
         return gated_mlp("mlp", width, inner, bias)
     if row.mlp == "fused":
         return (linear("mlp.gate_up_proj", width, 2 * inner, bias), linear("mlp.down_proj", inner, width, bias))
-    found = plain_mlp(*row.mlp_names, width, inner, bias)
-    if row.mlp == "xielu":
-        found += (other("mlp.act_fn.alpha_p", 1), other("mlp.act_fn.alpha_n", 1))
-    return found
+    slopes = ("alpha_p", "alpha_n") if row.mlp == "xielu" else ()
+    return (*plain_mlp(*row.mlp_names, width, inner, bias), *(other(f"mlp.act_fn.{name}", 1) for name in slopes))
 
 
 def _flag(config: ConfigReader, rule: bool | str) -> bool:

@@ -33,7 +33,8 @@ class Decoder:
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
     `mlp` is gated, fused (gate and up in one matrix), plain (no gate), or xielu (no gate, an activation with two
     weights). `inner_factor` is the width of the MLP divided by that of the model, if the config does not give it.
-    `halves_inner`: the config gives the width of gate and up together.
+    `halves_inner`: the config gives the width of gate and up together. `dense_inner` is the key for the width of layers
+    without experts, if it is not that of the experts.
     `parallel_key`: if the config has this key set to true, attention and MLP share the first norm. `tables` are learned
     position tables: name, keys, default rows and additional rows. `vocab` lists the keys for the rows of the embedding.
     `uncounted` maps keys whose weights are not counted to the reason. `builds` are the sizes that the class has
@@ -92,6 +93,7 @@ class Decoder:
     mlp_names: tuple[str, str] = ("mlp.up_proj", "mlp.down_proj")
     inner_factor: int | None = None
     halves_inner: bool = False
+    dense_inner: str = ""
     experts: Experts | None = None
     tables: tuple[Any, ...] = ()
     builds: Mapping[str, int] = {}
