@@ -242,6 +242,10 @@ class Sized(Fake):
     num_devices: int
     sizes: list[int]
 
+    @property
+    def weight(self) -> int:
+        return self.num_devices
+
     def _replace(self, **changes: Any) -> Sized:
         return Sized(**{**vars(self), **changes})
 
@@ -289,6 +293,22 @@ def test_a_layout_that_missed_with_as_many_devices_is_tried_with_more_if_the_win
     layouts: Any = [Sized(num_devices=0, sizes=sizes) for sizes in ([4, 8], [4, 6])]
     found: Any = find_simulated(Confirming(6), [(layouts, None)], smallest_of, larger_of)  # type: ignore[arg-type]
     assert found.num_devices == 6
+
+
+def test_a_layout_whose_next_numbers_miss_too_is_tried_until_others_are_as_small() -> None:
+    """With 4 devices, the first layout was lucky; with 5 and 6 it misses. The other one needs `others`."""
+
+    def smallest_of(judge: Any, layout: Any, best: Any) -> Any:
+        return finalist(layout.at(4), None)
+
+    def larger_of(judge: Any, found: Any) -> Any:
+        larger = found.layout.at(found.layout.num_devices + 1)
+        return finalist(larger, "late" if larger.num_devices < 7 else None)
+
+    for others, devices in ((9, 7), (6, 6)):
+        layouts: Any = [Sized(num_devices=0, sizes=sizes) for sizes in ([4, 5, 6, 7], [others])]
+        found: Any = find_simulated(Confirming(6), [(layouts, None)], smallest_of, larger_of)  # type: ignore[arg-type]
+        assert found.num_devices == devices
 
 
 def test_each_layout_is_compared_with_the_smallest_so_far() -> None:

@@ -82,6 +82,10 @@ def find_simulated(
                     met.append(confirmed)
                     continue
                 more = larger_of(judge, confirmed)
+                # The numbers that met the targets were lucky, so the next ones may miss them as well.
+                most = min((other.layout.weight for other in met), default=2 * first.layout.weight)
+                while more is not None and more.missed is not None and more.layout.weight < most:
+                    more = larger_of(judge, more)
                 if more is None or more.missed is not None:
                     missed.append(confirmed)
                 else:
