@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from answers.recording import compare, record
+from benchmarks.answers.recording import compare, record
 
 ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
 SERVED: dict[str, Any] = {"gpu": "h100x8", "input_tokens": 6000, "output_tokens": 2192, "concurrency": 32}

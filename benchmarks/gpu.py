@@ -30,9 +30,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from records import ROOT, name_of
+from benchmarks.records import ROOT, name_of
 
 # The folders with tests that need a GPU, and how many processes run them: one compiles while another one runs.
 TESTS = (("tests/attention,tests/measure,tests/gpu", min(12, os.cpu_count() or 1)), ("tests/gpu", 0))

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -43,7 +44,7 @@ class Look:
         yield "read and copy", self.reading
         yield "matmul", self.multiplying
         for shape in SHAPES:
-            yield f"attention {shape}", lambda shape=shape: self.attention(*shape)
+            yield f"attention {shape}", partial(self.attention, *shape)
         if self.is_cuda:
             yield "a new KV length", self.lengths
             yield "flush and cover", self.timing

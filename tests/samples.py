@@ -12,15 +12,14 @@ the picture in README.md, and makes the table of records in docs/guides/measure.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
+from benchmarks.records import with_table
 from tests import picture
 from tests.conftest import ROOT, Result, spawn
 
@@ -103,16 +102,6 @@ def refreshed(page: Path, measured: bool = False) -> str:
     return _BLOCK.sub(lambda block: _SAMPLE.sub(sample, block[0]), page.read_text())
 
 
-def records() -> ModuleType:
-    """benchmarks/records.py, which is a script and not in a package."""
-    spec = importlib.util.spec_from_file_location("records", ROOT / "benchmarks" / "records.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def main() -> int:
     """Exit code 1 if something was out of date and is not written, or if a sample prints nothing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -130,7 +119,7 @@ def main() -> int:
             failed = True
             continue
         if page == RECORDS:
-            after = records().with_table(after, page)
+            after = with_table(after, page)
         failed |= _put(page, before, after, options.write)
     if not options.pages:
         before = picture.PICTURE.read_text() if picture.PICTURE.exists() else ""

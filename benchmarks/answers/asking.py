@@ -60,7 +60,7 @@ def run(arguments: list[str], stdin: str = "") -> tuple[int, str, str]:
     finally:
         sys.stdin, sys.stdout, sys.stderr = streams
     out.flush()
-    return status, out.buffer.getvalue().decode(), err.getvalue()  # type: ignore[attr-defined]
+    return status, out.buffer.getvalue().decode(), err.getvalue()
 
 
 def answer(question: Mapping[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from answers.values import FOR_PROMPTS, IN_HOST_MEMORY, NEEDS_DEVICE, WITH_MTP
+from benchmarks.answers.values import FOR_PROMPTS, IN_HOST_MEMORY, NEEDS_DEVICE, WITH_MTP
 
 
 def keep_consistent(asking: Any) -> None:
@@ -46,7 +46,8 @@ def keep_consistent(asking: Any) -> None:
 def _fit_layout(asking: Any) -> None:
     """A number of devices that divides the heads, and sizes that the other options need."""
     options = asking.options
-    facts = next((model for model in asking.declared.models if model["name"] == asking.model), {})
+    models: list[dict[str, Any]] = asking.declared.models
+    facts = next((model for model in models if model["name"] == asking.model), {})
     gpu, _, number = options["gpu"].partition(",")[0].rpartition("x")
     if not number.isdecimal():
         return

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from answers.asking import run
+from benchmarks.answers.asking import run
 
 # An option in a help screen: perhaps a short name, the name, and perhaps a metavar.
 _OPTION = re.compile(r"^  (?:-\w+, | {4})(--[\w-]+)(?: ([^ ]+))?(?=  |$)")

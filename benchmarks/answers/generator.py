@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
-from answers.consistent import keep_consistent
-from answers.declared import Declared
-from answers.python_calls import WITHOUT_ARGUMENT, python_call
-from answers.values import (
+from benchmarks.answers.consistent import keep_consistent
+from benchmarks.answers.declared import Declared
+from benchmarks.answers.python_calls import WITHOUT_ARGUMENT, python_call
+from benchmarks.answers.values import (
     DRAFT_MODELS,
     MOST_ASKED,
     NEEDS_DEVICE,

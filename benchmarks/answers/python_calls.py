@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from answers.declared import Declared
-from answers.values import bytes_of, seconds_of
+from benchmarks.answers.declared import Declared
+from benchmarks.answers.values import bytes_of, seconds_of
 
 # Option -> argument and how its text becomes a value.
 _PLAIN: dict[str, tuple[str, Any]] = {
@@ -21,11 +21,15 @@ _PLAIN: dict[str, tuple[str, Any]] = {
     "pareto": ("with_front", bool), "all-layouts": ("all_layouts", bool), "strict": ("strict", bool),
     "disaggregate": ("disaggregate", bool),
 }  # fmt: skip
-_SPEED = {
+_Fields = Mapping[str, tuple[str, Callable[[str], Any]]]
+_SPEED: _Fields = {
     "ep": ("expert_parallel_size", int), "input-tokens": ("input_tokens", int), "output-tokens": ("output_tokens", int),
     "concurrency": ("concurrency", int), "prefix-hit-rate": ("prefix_hit_rate", lambda text: _share(text)),
 }  # fmt: skip
-_WHAT_IF = {"attention": ("attention", str), "kv-heads": ("num_kv_heads", int)}
+_WHAT_IF: _Fields = {
+    "attention": ("attention", str),
+    "kv-heads": ("num_kv_heads", int),
+}
 # Options that choose the exit code alone, by command.
 _NO_ARGUMENTS = {"fit": ("strict",)}
 WITHOUT_ARGUMENT = frozenset({"gpu-bandwidth"})

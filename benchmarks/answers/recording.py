@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import kvcalc
-from answers.asking import answer, public_names, workplace
-from answers.declared import read_declared
-from answers.generator import FILES, questions, screens
+from benchmarks.answers.asking import answer, public_names, workplace
+from benchmarks.answers.declared import read_declared
+from benchmarks.answers.generator import FILES, questions, screens
 
 # Floats may change in the last digits if a sum is computed in another order.
 RELATIVE_TOLERANCE = 1e-9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from random import Random
 
-from answers.declared import Option
+from benchmarks.answers.declared import Option
 
 RELEASES = {
     "vllm": ("0.11", "0.19", "0.28"),

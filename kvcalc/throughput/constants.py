@@ -1,6 +1,6 @@
 """Constants that cannot be derived: an engine's overheads relative to the device's peak, and its fixed costs.
 
-The values are in constants.json, which benchmarks/fit_throughput.py writes from published measurements. Its
+The values are in constants.json, which benchmarks/fit/throughput.py writes from published measurements. Its
 `provenance`, and `fitted` and `error` of each engine, give the source rows, the method and the accuracy.
 """
 

@@ -20,8 +20,8 @@ NOISE = {"tpot": 0.09, "decode": 0.09, "prefill": 0.2, "ttft": 0.35}
 weights differ by 9 % from a fit of their own. Prefills differ more, and times to the first token most, because they
 depend on queues."""
 
-# A factor is determined if the times reduce its spread to less than this share of the prior's. benchmarks/calibrate.py:
-# with a lower share, fewer factors change, and other runs of the same server are predicted worse.
+# A factor is determined if the times reduce its spread to less than this share of the prior's. With a lower share,
+# fewer factors change, and other runs of the same server are predicted worse (benchmarks/score/calibrate.py).
 _DETERMINED = 0.9
 _Vector = list[float]
 _Matrix = list[list[float]]

@@ -64,7 +64,7 @@ SCALED: Mapping[str, tuple[str, ...]] = {
 
 PRIOR_SPREAD = Factors(step=0.5, sequence=0.8, prefill=0.6, communication=0.6, reading=0.25, waiting=0.8)
 """The spread of each factor's logarithm between setups (model, device and engine): the error of the fitted constants,
-by what causes it. The values are those with which benchmarks/calibrate.py predicts other runs of a server well."""
+by what causes it. The values are those that predict other runs of a server well (benchmarks/score/calibrate.py)."""
 
 OF_ENGINE = ("step", "sequence", "communication")
 """The factors that carry over to another model or type of weights: they belong to the engine on the user's machine."""

@@ -30,7 +30,7 @@ from kvcalc.throughput.roofline import Part, SpeedModel, Step
 # Steps of this many tokens copy the host's weights to the device.
 COPIED_FROM_TOKENS = 32
 # The share of the theoretical bandwidth that llama.cpp's CPU kernels reach while they decode. It is the one fitted
-# constant here: the median of published figures is 0.41 (benchmarks/host_memory.py, docs/concepts/offload.md).
+# constant here: the median of published figures is 0.41 (benchmarks/score/host_memory.py, docs/concepts/offload.md).
 EFFICIENCY = 0.4
 # Operations per second of a desktop CPU on quantized weights. A Core i9-13900K prefills Llama-7B at 55 tokens per
 # second, each of 13.5 billion operations (ggml-org/llama.cpp#34).

@@ -16,25 +16,23 @@ import pytest
 
 from tests.conftest import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
 DRAWN = 9000
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Any:
+def modules() -> Any:
     """A function that imports a module of benchmarks/answers."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     def load(name: str) -> ModuleType:
-        return importlib.import_module(f"answers.{name}")
+        return importlib.import_module(f"benchmarks.answers.{name}")
 
     return load
 
 
 def draw(number: int, seed: int, hash_seed: int) -> str:
     """The questions as a process of its own draws them."""
-    script = f"import json; from answers.recording import draw; print(json.dumps(draw({number}, {seed})))"
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{ROOT}"}
+    script = f"import json; from benchmarks.answers.recording import draw; print(json.dumps(draw({number}, {seed})))"
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
     ).stdout

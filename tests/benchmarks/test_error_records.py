@@ -15,8 +15,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def records(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("error_records")
+    return importlib.import_module("benchmarks.score.error_records")
 
 
 def answer_of(seconds: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import pytest
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import Part, SpeedModel
 from kvcalc.throughput.serving import first_host_wait, host_wait
-from tests.conftest import ROOT
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("scipy")
@@ -26,24 +25,19 @@ QUESTIONS = (
 )
 
 
-def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module(name)
+@pytest.fixture
+def data() -> ModuleType:
+    return importlib.import_module("benchmarks.fit.rows")
 
 
 @pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module("throughput_data", monkeypatch)
+def parameters() -> ModuleType:
+    return importlib.import_module("benchmarks.fit.parameters")
 
 
 @pytest.fixture
-def parameters(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module("fit_parameters", monkeypatch)
-
-
-@pytest.fixture
-def arrays(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module("fit_arrays", monkeypatch)
+def arrays() -> ModuleType:
+    return importlib.import_module("benchmarks.fit.arrays")
 
 
 def points() -> list[dict[str, Any]]:
@@ -111,7 +105,8 @@ def test_the_fit_finds_the_constants_that_made_the_measurements(
     truth[names.index(("sequence_seconds", ""))] += 0.8
     ask = arrays.seconds_of(rows)
     measured = np.log(ask(model.arrays_of(rows)(truth)))
-    found = arrays.fit(model, rows, ask, measured, np.ones(len(rows)))
+    fit = importlib.import_module("benchmarks.fit.fitted").most_probable
+    found = fit(model, rows, ask, measured, np.ones(len(rows)))
     before = np.log(ask(model.arrays_of(rows)(mean))) - measured
     after = np.log(ask(model.arrays_of(rows)(found))) - measured
     assert np.abs(before).mean() > 0.1
@@ -149,10 +144,8 @@ def test_a_folder_without_the_measurements_is_refused(data: ModuleType, tmp_path
     assert stopped.value.code == 2
 
 
-def test_the_range_of_a_region_is_nearer_to_its_own_rows_the_more_families_it_has(
-    data: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = module("constants_document", monkeypatch)
+def test_the_range_of_a_region_is_nearer_to_its_own_rows_the_more_families_it_has(data: ModuleType) -> None:
+    document = importlib.import_module("benchmarks.fit.document")
     row = rows_of(data)[0]
 
     def families(number: int, dtype: str, ratio: float) -> list[tuple[Any, float]]:
@@ -171,10 +164,8 @@ def test_the_range_of_a_region_is_nearer_to_its_own_rows_the_more_families_it_ha
     assert found[12]["hopper bf16 1-8"] == [round(0.5**0.25, 3), round(2**0.25, 3)]
 
 
-def test_a_cell_counts_once_in_a_range_however_many_rows_it_has(
-    data: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    document = module("constants_document", monkeypatch)
+def test_a_cell_counts_once_in_a_range_however_many_rows_it_has(data: ModuleType) -> None:
+    document = importlib.import_module("benchmarks.fit.document")
     row = rows_of(data)[0]
     few = [(row._replace(family=f"family {i % 8}"), 1.0) for i in range(80)]
     many = [(row._replace(family="one more"), 3.0)] * 1000
@@ -205,9 +196,9 @@ def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
         assert alone == pytest.approx(seconds_together, rel=1e-9)
 
 
-def test_the_ranges_of_a_family_have_not_seen_it(monkeypatch: pytest.MonkeyPatch, data: ModuleType) -> None:
+def test_the_ranges_of_a_family_have_not_seen_it(data: ModuleType) -> None:
     """Four families are predicted exactly and one takes twice as long: only its cells are outside their ranges."""
-    scored = module("score_ranges", monkeypatch)
+    scored = importlib.import_module("benchmarks.score.ranges")
     found = [(row, 2.0 if row.family == "family 1" else 1.0) for row in rows_of(data) if row.engine == "vllm"]
     cells = list(scored.cells(found, 0.08))
     assert {row.family for row, _ in found} == {f"family {number}" for number in range(5)}
@@ -217,10 +208,8 @@ def test_the_ranges_of_a_family_have_not_seen_it(monkeypatch: pytest.MonkeyPatch
         assert (cell.below, cell.inside, cell.above) == ((0, 0, 1) if outside else (0, 1, 0)), cell
 
 
-def test_errors_that_are_alike_within_a_cell_have_no_range_that_suits_many_cells(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scored, points = module("score_ranges", monkeypatch), np.linspace(-0.1, 0.1, 100)
+def test_errors_that_are_alike_within_a_cell_have_no_range_that_suits_many_cells() -> None:
+    scored, points = importlib.import_module("benchmarks.score.ranges"), np.linspace(-0.1, 0.1, 100)
     same, apart = [points] * 4, [points + place for place in range(4)]
     assert (scored.best_range(same), scored.best_range(apart)) == (4, 2)
     assert scored.variance_between(same) == 0
@@ -228,10 +217,11 @@ def test_errors_that_are_alike_within_a_cell_have_no_range_that_suits_many_cells
 
 
 def test_a_row_has_the_simulated_times_at_the_constants_of_its_corrections(
-    monkeypatch: pytest.MonkeyPatch, data: ModuleType, arrays: ModuleType
+    data: ModuleType, arrays: ModuleType
 ) -> None:
     """With other constants, the short form says by how much they change."""
-    simulated, script = module("fit_simulated", monkeypatch), module("fit_throughput", monkeypatch)
+    simulated = importlib.import_module("benchmarks.fit.simulated")
+    script = importlib.import_module("benchmarks.fit.fitted")
     rows = [row._replace(ttft_seconds=1.0) for row in rows_of(data)[::5]]
     step = rows[0]._replace(output_tokens=0)  # a decode step is no load
     each = [row.model.constants for row in (*rows, step)]
@@ -249,10 +239,8 @@ def test_a_row_has_the_simulated_times_at_the_constants_of_its_corrections(
     assert rows[0].concurrency == 1
 
 
-def test_a_run_at_random_and_a_median_are_simulated_as_they_were_measured(
-    monkeypatch: pytest.MonkeyPatch, data: ModuleType
-) -> None:
-    simulated = module("fit_simulated", monkeypatch).simulated
+def test_a_run_at_random_and_a_median_are_simulated_as_they_were_measured(data: ModuleType) -> None:
+    simulated = importlib.import_module("benchmarks.fit.simulated").simulated
     row = rows_of(data)[3]
     c = row.model.constants
     mean = simulated(row, c)

@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 
-from benchmarks.fit_reserve import ENGINES
-from benchmarks.reserve_logs import Log, covered, range_of, read_table, read_vllm_logs, release_and_family
+from benchmarks.fit.reserve import ENGINES
+from benchmarks.fit.reserve_logs import Log, covered, range_of, read_table, read_vllm_logs, release_and_family
 from kvcalc.engines.reserve import ReserveInputs
 from kvcalc.engines.sglang.reserve import reserve as sglang
 from kvcalc.memory.sharding import Width

@@ -1,4 +1,4 @@
-"""benchmarks/freshness.py: which architectures an engine registers, and whether kvcalc answers them."""
+"""benchmarks/score/freshness.py: which architectures an engine registers, and whether kvcalc answers them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-
-from tests.conftest import ROOT
 
 VLLM = """
 _TEXT_GENERATION_MODELS = {
@@ -47,8 +45,7 @@ def wheel(folder: Path, name: str, files: dict[str, str], version: str = "1.0") 
 def test_what_the_wheels_register(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    freshness = import_module("freshness")
+    freshness = import_module("benchmarks.score.freshness")
 
     sglang = {
         "sglang/srt/models/llama.py": "EntryClass = [LlamaForCausalLM, LlamaForSequenceClassification]",
@@ -74,8 +71,7 @@ def test_what_the_wheels_register(
 def test_two_wheels_of_one_package_are_both_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    freshness = import_module("freshness")
+    freshness = import_module("benchmarks.score.freshness")
     file = "transformers/models/auto/modeling_auto.py"
     newer = AUTO.replace('("xlnet"', '("llama", "LlamaForCausalLM"),\n        ("xlnet"')
     wheels = [wheel(tmp_path, "transformers", {file: AUTO}), wheel(tmp_path, "transformers", {file: newer}, "1.1")]

@@ -23,8 +23,7 @@ ONE_TEST = ("--tests", "tests/gpu/test_device.py::test_a_graph_repeats_the_call"
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("gpu")
+    return importlib.import_module("benchmarks.gpu")
 
 
 def script(folder: Path, *options: str) -> tuple[int, str, str]:

@@ -17,15 +17,14 @@ RESULT = ROOT / "benchmarks" / "results" / "kernel_tables.json"
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a script of the folder, which is not a package."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module
+def load() -> Any:
+    """A function that imports a script of the folder, which needs NumPy and SciPy."""
+    return lambda name: importlib.import_module(f"benchmarks.fit.kernels.{name}")
 
 
 @pytest.fixture
 def fits(load: Any) -> ModuleType:
-    return load("kernel_fits")  # type: ignore[no-any-return]
+    return load("fits")  # type: ignore[no-any-return]
 
 
 def scatter(seconds: Any, seed: int, outliers: int = 0) -> Any:
@@ -75,12 +74,12 @@ def test_too_few_or_unusable_rows_have_no_fit(fits: ModuleType) -> None:
 
 def device(load: Any) -> Any:
     peaks = {"bf16": 1e15, "fp8": 2e15}
-    return load("kernel_columns").Device("test", bandwidth=4e12, peaks=peaks, l2_bytes=5e7, link=4e11)
+    return load("columns").Device("test", bandwidth=4e12, peaks=peaks, l2_bytes=5e7, link=4e11)
 
 
 def table(load: Any, engine: str = "vllm", release: str = "1.0", **columns: Any) -> Any:
     named = {name: np.asarray(column) for name, column in columns.items()}
-    return load("kernel_columns").Table(device(load), engine, release, named)
+    return load("columns").Table(device(load), engine, release, named)
 
 
 def gemm_columns(fixed: float = 5e-6) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def values(columns: list[str], row: list[Any]) -> dict[str, Any]:
 
 
 def test_dense_layers_have_the_constants_that_made_them(load: Any) -> None:
-    summaries = load("kernel_summaries")
+    summaries = load("summaries")
     (row,) = summaries.gemm(table(load, **gemm_columns()))
     found = values(summaries.GEMM, row)
     assert found["fixed_us"] == pytest.approx(5, rel=0.02)
@@ -114,7 +113,7 @@ def test_dense_layers_have_the_constants_that_made_them(load: Any) -> None:
 
 
 def test_a_step_of_attention_reads_the_cache_once(load: Any) -> None:
-    summaries = load("kernel_summaries")
+    summaries = load("summaries")
     batch, tokens = (
         column.ravel() for column in np.meshgrid([1, 1, 4, 16, 64, 256, 2048], [2, 16, 128, 1024, 8192, 131072])
     )
@@ -140,7 +139,7 @@ def test_a_step_of_attention_reads_the_cache_once(load: Any) -> None:
 
 
 def test_only_the_experts_that_tokens_reach_are_read(load: Any) -> None:
-    summaries = load("kernel_summaries")
+    summaries = load("summaries")
     tokens, inter = (
         column.ravel() for column in np.meshgrid([1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192], range(128, 1024, 64))
     )
@@ -171,7 +170,7 @@ def test_only_the_experts_that_tokens_reach_are_read(load: Any) -> None:
 
 
 def test_messages_are_counted_in_elements_of_two_bytes(load: Any) -> None:
-    comparisons = load("kernel_comparisons")
+    comparisons = load("comparisons")
     sizes = 2 ** np.arange(7, 29)
     # An all-reduce over four devices sends 1.5 times the buffer; half of the link's rate is reached.
     seconds = 5e-6 + 1.5 * sizes * 2 / (0.5 * 4e11)
@@ -194,7 +193,7 @@ def test_messages_are_counted_in_elements_of_two_bytes(load: Any) -> None:
 
 
 def test_a_release_is_compared_with_another_only_where_it_differs(load: Any) -> None:
-    comparisons = load("kernel_comparisons")
+    comparisons = load("comparisons")
     columns = gemm_columns()
     older = table(load, release="0.9.0", **{**columns, "latency": columns["latency"] * 1.5})
     newer = table(load, release="0.10.0", **columns)
@@ -207,7 +206,7 @@ def test_a_release_is_compared_with_another_only_where_it_differs(load: Any) -> 
 @pytest.fixture
 def script(load: Any) -> ModuleType:
     pytest.importorskip("pyarrow")
-    return load("kernel_tables")  # type: ignore[no-any-return]
+    return load("tables")  # type: ignore[no-any-return]
 
 
 def test_releases_are_sorted_as_numbers(script: ModuleType) -> None:

@@ -26,14 +26,12 @@ ABOUT = {
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("peers")
+    return importlib.import_module("benchmarks.score.peers")
 
 
 @pytest.fixture
 def ask(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("ask_aiconfigurator")
+    return importlib.import_module("benchmarks.score.ask_aiconfigurator")
 
 
 def row(**changes: Any) -> Any:

@@ -1,39 +1,27 @@
-"""Presets compared with facts of the published config.json files, which benchmarks/preset_facts.py keeps in a table."""
+"""Presets compared with facts of published config.json files: the table of benchmarks/score/preset_facts.py."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benchmarks.score import preset_facts
 from kvcalc.model.presets import find_preset
 from kvcalc.model.resolve import load_model
 from tests.documents import estimate
 from tests.rows import every_row
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_facts.json").read_text())
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "preset_facts.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("preset_facts", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @every_row("name", FACTS)
-def test_a_preset_has_the_published_facts(name: str, script: ModuleType) -> None:
+def test_a_preset_has_the_published_facts(name: str) -> None:
     preset = find_preset(name)
     assert preset is not None
-    assert [*script.differences(preset, FACTS[name]["facts"])] == []
+    assert [*preset_facts.differences(preset, FACTS[name]["facts"])] == []
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("gemma-3-4b", 4_300_079_472), ("gemma-3-12b", 12_187_325_040)])
@@ -43,24 +31,24 @@ def test_the_language_model_and_the_tower_have_the_published_parameters(name: st
     assert weights["parameters"] + sum(tower["parameters"] for tower in weights["towers"]) == parameters
 
 
-def test_a_lost_fact_is_found(script: ModuleType) -> None:
+def test_a_lost_fact_is_found() -> None:
     preset = find_preset("glm-4.5")
     assert preset is not None
-    lost = preset._replace(config=script.with_key(preset.config, "num_nextn_predict_layers", None))
-    (text,) = script.differences(lost, FACTS["glm-4.5"]["facts"])
+    lost = preset._replace(config=dict(preset_facts.with_key(preset.config, "num_nextn_predict_layers", None)))
+    (text,) = preset_facts.differences(lost, FACTS["glm-4.5"]["facts"])
     assert text == "num_nextn_predict_layers is 1, the preset lacks it: changes drafting layers"
-    wrong = preset._replace(config=script.with_key(preset.config, "num_hidden_layers", 91))
-    (text,) = script.differences(wrong, FACTS["glm-4.5"]["facts"])
+    wrong = preset._replace(config=dict(preset_facts.with_key(preset.config, "num_hidden_layers", 91)))
+    (text,) = preset_facts.differences(wrong, FACTS["glm-4.5"]["facts"])
     assert text.startswith("num_hidden_layers is 92, the preset has 91: changes layers, weights")
 
 
-def test_a_folder_is_compared(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {"model_type": "glm4_moe", **FACTS["glm-4.5"]["facts"], "num_hidden_layers": 5}
     (tmp_path / "zai-org--GLM-4.5.json").write_text(json.dumps(config))
     (tmp_path / "nobody--nothing.json").write_text("{}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["preset_facts.py", str(tmp_path)])
-        assert script.main() == 1
+        assert preset_facts.main() == 1
     assert "num_hidden_layers is 5, the preset has 92" in capsys.readouterr().out
 
 

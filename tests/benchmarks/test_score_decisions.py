@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
-
 
 @pytest.fixture
 def decisions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("score_decisions")
+    return importlib.import_module("benchmarks.score.decisions")
 
 
 def test_the_loss_is_that_of_the_pick_and_all_of_it_if_the_pick_misses(decisions: ModuleType) -> None:

@@ -395,7 +395,7 @@ def test_vllms_graphs_of_experts_and_its_all_reduce_by_release() -> None:
 
 
 def test_the_range_of_vllms_parts_is_the_one_that_the_manual_states() -> None:
-    """docs/guides/fit.md: 0.74 to 1.37, from the logs of benchmarks/vllm_memory.tsv (benchmarks/fit_reserve.py)."""
+    """docs/guides/fit.md: 0.74 to 1.37, from the logs of benchmarks/fit/vllm_memory.tsv (benchmarks/fit/reserve.py)."""
     eager = ask("vllm", settings={"enforce-eager": "", "max-num-seqs": "8"}, layout=Layout(1, 2)).held[1:]
     for part in (*eager, *ask("vllm", layout=Layout(1, 2)).held[2:]):
         assert (part.low, part.high) == pytest.approx((0.74 * part.bytes, 1.37 * part.bytes)), part.name

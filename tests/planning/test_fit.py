@@ -179,7 +179,7 @@ class Start(NamedTuple):
 
 
 # Public logs with the flags they mention. The device's memory is the printed one. Those of vLLM are in
-# benchmarks/vllm_memory.tsv.
+# benchmarks/fit/vllm_memory.tsv.
 STARTS = [
     Start("sgl-project/sglang#6753", "llama-3-8b", "h200", 139.72, "sglang", 106.36, {"mem-fraction-static": "0.88"}),
     Start("vllm-project/vllm#21348", "qwen3-235b-a22b", "h100", 79.10, "sglang", 16.46,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.fit_reserve import ENGINES as WITH_LOGS
-from benchmarks.fit_reserve import evidence, path_of
+from benchmarks.fit.reserve import ENGINES as WITH_LOGS
+from benchmarks.fit.reserve import evidence, path_of
 from kvcalc.engines.declarations import ENGINES, table
 from tests.conftest import ROOT
 
@@ -82,7 +82,7 @@ def test_the_files_that_an_engine_names_are_those_its_rules_name(engine: str) ->
 
 @pytest.mark.parametrize("engine", WITH_LOGS)
 def test_the_logs_are_those_of_the_benchmark(engine: str) -> None:
-    assert path_of(engine).read_text() == evidence(engine), "python benchmarks/fit_reserve.py --write"
+    assert path_of(engine).read_text() == evidence(engine), "python benchmarks/fit/reserve.py --write"
 
 
 @pytest.mark.parametrize("columns", ["50", "80", "160"])

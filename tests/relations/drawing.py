@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Mapping
 from functools import cache
 from random import Random
@@ -14,15 +13,11 @@ from typing import Any
 import kvcalc
 from kvcalc.errors import KvcalcError
 from kvcalc.model.spec import ModelSpec
-from tests.conftest import ROOT
 
 
 def answers(name: str) -> ModuleType:
-    """A module of benchmarks/answers, which is not on the path."""
-    folder = str(ROOT / "benchmarks")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(f"answers.{name}")
+    """A module of benchmarks/answers."""
+    return importlib.import_module(f"benchmarks.answers.{name}")
 
 
 @cache

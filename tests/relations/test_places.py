@@ -59,7 +59,7 @@ from pathlib import Path
 for kind in (locale.LC_CTYPE, locale.LC_COLLATE, locale.LC_NUMERIC, locale.LC_MONETARY, locale.LC_TIME):
     with contextlib.suppress(locale.Error):
         locale.setlocale(kind, "")
-from answers.asking import PAGE, run, workplace
+from benchmarks.answers.asking import PAGE, run, workplace
 
 questions = json.load(sys.stdin)
 answered = []
@@ -96,7 +96,7 @@ def answered_in(place: Place, root: Path, asked: list[tuple[list[str], str]]) ->
     done = subprocess.run(
         [sys.executable, "-c", _ANSWER],
         input=json.dumps(asked).encode(), capture_output=True, cwd=folder, check=False,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}", "LOCPATH": str(root / "locales"),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LOCPATH": str(root / "locales"),
              **place.variables},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()

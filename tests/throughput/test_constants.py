@@ -25,7 +25,7 @@ def test_every_engine_has_constants() -> None:
 
 def test_the_file_says_how_when_and_from_what_it_was_made() -> None:
     provenance = TABLE["provenance"]
-    assert provenance["written_by"] == "benchmarks/fit_throughput.py"
+    assert provenance["written_by"] == "benchmarks/fit/throughput.py"
     assert provenance["date"] > "2026"
     assert set(provenance["rows"]) < {*provenance["sources"], "kernels"}
     assert sum(provenance["rows"].values()) > 1500

@@ -15,8 +15,8 @@ _CONTEXT_MIB = 400
 # Several devices prepare this many micro-batches at once, with inputs of their own (GGML_SCHED_MAX_COPIES,
 # ggml/src/ggml-backend.cpp, "sched copies" in the log).
 _COPIES = 4
-# The 80 % range of buffer and context together, as multiples of the estimate. benchmarks/fit_reserve.py computes it
-# from the logs in benchmarks/llama_cpp_memory.tsv.
+# The 80 % range of buffer and context together, as multiples of the estimate. benchmarks/fit/reserve.py computes it
+# from the logs in benchmarks/fit/llama_cpp_memory.tsv.
 _LOW, _HIGH = 0.58, 2.18
 
 

@@ -7,7 +7,7 @@ from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Reserve, Rese
 from kvcalc.engines.sglang.share import AITER_TOKENS, LEAST_VISION_FACTOR, share_of
 
 # The driver's context before the weights are loaded, and NCCL with the custom all-reduce, which needs fast links.
-# benchmarks/fit_reserve.py compares them with the logs in benchmarks/sglang_memory.tsv. On devices that share their
+# benchmarks/fit/reserve.py compares them with the logs in benchmarks/fit/sglang_memory.tsv. On devices that share their
 # memory with the host, SGLang counts what is available there.
 _CONTEXT_MIB, _SHARED_CONTEXT_MIB, _NCCL_MIB = 640, 10240, 1152
 # The 80 % range of these parts together, as multiples of the estimate, computed as for vLLM.

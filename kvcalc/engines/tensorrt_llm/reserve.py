@@ -6,8 +6,8 @@ from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import ACTIVATION, Held, Reserve, ReserveInputs
 from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 
-# The 80 % range of these parts together, as multiples of the estimate. benchmarks/fit_reserve.py computes it from the
-# logs in benchmarks/tensorrt_llm_memory.tsv, which are all of GB200.
+# The 80 % range of these parts together, as multiples of the estimate. benchmarks/fit/reserve.py computes it from the
+# logs in benchmarks/fit/tensorrt_llm_memory.tsv, which are all of GB200.
 _LOW, _HIGH = 0.94, 2.12
 
 
@@ -18,7 +18,7 @@ def reserve(question: ReserveInputs) -> Reserve:
     KvCacheConfig.free_gpu_memory_fraction, 0.9 (llmapi/llm_args.py), at commit 001541bad83b. A step has
     max_num_tokens tokens, 8,192 by default. The engine measures the rest at run time: the context with cuBLAS and the
     sampler's buffers, and NCCL with the all-reduce workspaces and CUDA graphs. The values follow from the logs in
-    benchmarks/tensorrt_llm_memory.tsv that are marked `used`.
+    benchmarks/fit/tensorrt_llm_memory.tsv that are marked `used`.
     """
     given = SettingsReader("tensorrt-llm", question.settings)
     tokens = given.count("max-num-tokens", STEP_TOKENS)

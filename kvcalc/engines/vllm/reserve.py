@@ -10,7 +10,7 @@ from kvcalc.engines.reserve import ACTIVATION, CONTEXT, MIB, NEWEST, RESERVE, He
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.releases import Release
 
-# Constants of vLLM's start. benchmarks/fit_reserve.py compares them with the logs in benchmarks/vllm_memory.tsv.
+# Constants of vLLM's start. benchmarks/fit/reserve.py compares them with the logs in benchmarks/fit/vllm_memory.tsv.
 #
 # Bytes per logit while the dummy step samples. 39 with PyTorch's sort; since 0.17, Triton's kernel selects instead of
 # sorting: 14 (19 families on an H100, 0.19).

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 # Times of other models count with this many times the spread. With less, the error of the prediction for one model is
-# taken for that of the engine, and other models are predicted worse (benchmarks/calibrate.py --carry).
+# taken for that of the engine, and other models are predicted worse (benchmarks/score/calibrate.py --carry).
 _BETWEEN_MODELS = 4.5
 _MOST_RUNS = 300
 _ENDINGS = (".json", ".jsonl")

@@ -94,8 +94,7 @@ def find_simulated(
                 # many devices may need fewer than it.
                 left = larger + [one.layout for one in limited]
                 missed = [one for one in missed if one not in limited]
-                larger = []
-                limited = []
+                larger, limited = [], []
                 if left:
                     break
         if met:
