@@ -178,9 +178,12 @@ def around(
     head_bias: bool = False,
     prefix: str = "model.layers.{}.",
     blocks: tuple[Block, ...] = (),
+    outputs: int | None = None,
 ) -> Around:
-    """The weights outside the layers: the embedding, the head (unless `tied`), `outer`, and further `blocks`."""
-    ends: tuple[Weight, ...] = outer
-    if not tied:
-        ends = (*outer, Weight(head, vocab, width, HEAD, vocab if head_bias else 0))
+    """The weights outside the layers: the embedding, the head (unless `tied`), `outer`, and further `blocks`.
+
+    The head has `outputs` rows, by default as many as the embedding.
+    """
+    rows = outputs or vocab
+    ends = outer if tied else (*outer, Weight(head, rows, width, HEAD, rows if head_bias else 0))
     return Around(Weight(embedding, vocab, width, EMBEDDING), tied, (*blocks, Block("", (0,), ends)), prefix)

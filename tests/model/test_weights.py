@@ -70,6 +70,12 @@ def test_a_llama_by_hand() -> None:
     assert biased == 6 * (layer + biases) + 2 * 64 * 32 + 32
 
 
+def test_the_head_may_have_fewer_rows_than_the_embedding() -> None:
+    """Apertus 1.5 reads tokens of images and sounds, and writes text alone."""
+    whole, text = (parameters("apertus1p5_text", **LLAMA, **more) for more in ({}, {"output_vocab_size": 40}))
+    assert whole - text == (64 - 40) * 32
+
+
 def test_experts_are_counted_whole_and_read_in_part() -> None:
     config = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2}
     counted = count_parameters(weights("mixtral", **config))

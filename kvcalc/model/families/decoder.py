@@ -224,8 +224,9 @@ def _around(config: ConfigReader, row: Decoder, width: int, vocab: int) -> Aroun
     if tied and head_bias:
         outer.append(other(f"{row.head}.bias", vocab))
     return around(
-        vocab, narrow, tied, *outer, embedding=row.embedding, head=row.head, head_bias=head_bias, prefix=row.prefix
-    )
+        vocab, narrow, tied, *outer, embedding=row.embedding, head=row.head, head_bias=head_bias, prefix=row.prefix,
+        outputs=config.optional_integer(row.outputs_key) if row.outputs_key else None,
+    )  # fmt: skip
 
 
 def _mlp(config: ConfigReader, row: Decoder, width: int) -> tuple[Weight, ...]:

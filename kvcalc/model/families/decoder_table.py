@@ -36,7 +36,8 @@ class Decoder:
     `halves_inner`: the config gives the width of gate and up together. `dense_inner` is the key for the width of layers
     without experts, if it is not that of the experts.
     `parallel_key`: if the config has this key set to true, attention and MLP share the first norm. `tables` are learned
-    position tables: name, keys, default rows and additional rows. `vocab` lists the keys for the rows of the embedding.
+    position tables: name, keys, default rows and additional rows. `vocab` lists the keys for the rows of the embedding,
+    and `outputs_key` is that for the rows of the head, if it may have fewer.
     `uncounted` maps keys whose weights are not counted to the reason. `builds` are the sizes that the class has
     whatever the config says; weights of other sizes are not counted. `is_remote`: published with its own code, without
     a class in Transformers. If the config has another number under `narrow_key` than the width of the model, the
@@ -94,6 +95,7 @@ class Decoder:
     inner_factor: int | None = None
     halves_inner: bool = False
     dense_inner: str = ""
+    outputs_key: str = ""
     experts: Experts | None = None
     tables: tuple[Any, ...] = ()
     builds: Mapping[str, int] = {}
