@@ -27,6 +27,8 @@ _NETWORKS = {
     "infiniband": (100, 200, 400, 800),
     "ethernet": (10, 25, 40, 50, 100, 200, 400, 800),
 }  # fmt: skip
+# Of watts.
+_MOST_DIGITS = 5
 
 
 class Number(str):
@@ -87,6 +89,14 @@ def parse_pcie(text: str, option: str) -> int:
     if kind[:1].isalpha():
         raise UsageError(f"{option} {text[:40]!a}: not a link", "pcie-4x16, pcie-3x8, or a rate such as 8GB/s")
     return parse_bandwidth(text, option)
+
+
+def parse_watts(text: str, option: str) -> int:
+    """The watts of a power: `220W`, `220`. Raises UsageError."""
+    number = text.strip().casefold().removesuffix("w").rstrip()
+    if not number.isdecimal() or len(number) > _MOST_DIGITS or not int(number):
+        raise UsageError(f"{option} {text[:40]!a}: not a power", "watts of one device, such as 220W")
+    return int(number)
 
 
 def network_names() -> list[str]:

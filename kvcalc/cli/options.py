@@ -34,7 +34,7 @@ GROUPS = {
     # Lengths, types, and the number of devices a model is split over.
     "WORKLOAD": "context max-model-len batch dtype kv-dtype encoder-tokens tp pp dp",
     # The figures of a device, which describe one or replace those of a known one; and all options that choose a device.
-    "DEVICE_FIGURES": "gpu-memory gpu-bandwidth flops network link",
+    "DEVICE_FIGURES": "gpu-memory gpu-bandwidth flops network link power-limit",
     "DEVICE": "gpu num-gpus DEVICE_FIGURES",
     # Options that change the speed, besides the workload; and the load of a server.
     "SPEED": "ep calibrate",

@@ -326,7 +326,7 @@ def devices_of(given: _Given) -> Devices | None:
     RunError (exit 1) for `local` if there is no device.
     """
     if given.get("gpu") is None and given.get("gpu_memory") is None:
-        for option in ("--num-gpus", "--gpu-bandwidth", "--flops", "--network", "--link"):
+        for option in ("--num-gpus", "--gpu-bandwidth", "--flops", "--network", "--link", "--power-limit"):
             if given.get(_parameter(option)) is not None:
                 raise UsageError(
                     f"{option} needs a device", "name one with --gpu h100, or describe one with --gpu-memory 80GB"
@@ -355,7 +355,7 @@ def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:
 def _figures_of(given: _Given) -> Figures:
     return (
         value_of(given, "memory_bytes"), value_of(given, "memory_bytes_per_second"), value_of(given, "flops"),
-        value_of(given, "network"), value_of(given, "pcie"),
+        value_of(given, "network"), value_of(given, "pcie"), value_of(given, "power_limit"),
     )  # fmt: skip
 
 

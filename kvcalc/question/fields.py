@@ -29,6 +29,7 @@ from kvcalc.units import (
     parse_size,
     parse_tokens,
     parse_vllm_integer,
+    parse_watts,
     shown,
 )
 
@@ -274,6 +275,7 @@ TYPES = {
     "word": ValueType(check_text, lambda text, option: text.casefold()),
     "router": ValueType(_check_router, _parse_router), "link": ValueType(_check_count_or_text, _parse_link),
     "network": ValueType(_COUNT.check, parse_network), "pcie": ValueType(_COUNT.check, parse_pcie),
+    "watts": ValueType(_COUNT.check, parse_watts),
     "lengths": ValueType(_check_count_or_text),
     "request_tokens": ValueType(_check_request_tokens, _parse_request_tokens),
     "pixels": ValueType(_COUNT.check, _parse_pixels),

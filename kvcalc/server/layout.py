@@ -220,9 +220,9 @@ def with_context(question: Question) -> Question:
 __all__ = ["Devices", "Gpu", "choose_devices", "choose_kinds", "find_gpu"]
 
 
-Figures = tuple["int | None", "int | None", "int | None", "int | None", "int | None"]
+Figures = tuple["int | None", "int | None", "int | None", "int | None", "int | None", "int | None"]
 """A device's memory in bytes, its bandwidth in bytes per second, its bf16 operations per second, and the bytes per
-second of its network port and of PCIe."""
+second of its network port and of PCIe, and the watts of its power limit."""
 
 
 def choose_devices(

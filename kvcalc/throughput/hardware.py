@@ -218,12 +218,18 @@ def own_gpu(
     flops_per_second: int | None,
     network_bytes_per_second: int | None = None,
     pcie_bytes_per_second: int | None = None,
+    power_limit_watts: int | None = None,
 ) -> Gpu:
     """A device described by its figures. The given figures replace those of `base`, if there is one.
 
     `flops_per_second` is for bf16. The other types of `base` keep their ratio to bf16. With `pcie_bytes_per_second`,
-    devices of a machine have no other link. Raises UsageError (exit 2) if there is neither a base nor a memory size.
+    devices of a machine have no other link. Raises UsageError (exit 2) if there is neither a base nor a memory size, or
+    for a power limit that `power.limited` refuses.
     """
+    if power_limit_watts is not None:
+        from kvcalc.throughput.power import limited
+
+        base = limited(base, power_limit_watts)
     if base is None:
         if memory_bytes is None:
             raise UsageError("a custom device needs --gpu-memory", "for example: --gpu-memory 80GB")

@@ -107,3 +107,43 @@ def test_the_table_shows_it(kvcalc: Any) -> None:
     assert "kWh per million" in shown
     own = ("--gpu-memory", "80GB", "--gpu-bandwidth", "3TB/s", "--flops", "900T")
     assert "kWh" not in kvcalc("estimate", "llama-3.1-8b", *own, "--format", "human").out
+
+
+def test_a_power_limit_lowers_the_rates_more_the_lower_it_is() -> None:
+    card = find_gpu("rtx-3090")
+    assert own_gpu(card, None, None, None, power_limit_watts=350)._replace(source=card.source) == card
+    at_280, at_250, at_200 = (own_gpu(card, None, None, None, power_limit_watts=watts) for watts in (280, 250, 200))
+    assert at_280.bandwidth_bytes_per_second == round(card.bandwidth_bytes_per_second * 0.961)
+    assert at_280.flops_per_second["fp16"] == round(card.flops_per_second["fp16"] * 0.95)
+    assert at_280.tdp_watts == 280
+    for less, more in ((at_200, at_250), (at_250, at_280)):
+        assert less.bandwidth_bytes_per_second < more.bandwidth_bytes_per_second
+        assert all(rate < more.flops_per_second[dtype] for dtype, rate in less.flops_per_second.items())
+    # Multiplying loses more than reading, so prompts lose more than answers.
+    for limited in (at_280, at_250, at_200):
+        read = limited.bandwidth_bytes_per_second / card.bandwidth_bytes_per_second
+        assert limited.flops_per_second["fp16"] / card.flops_per_second["fp16"] < read
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpu", "rtx-3090", "--power-limit", "100W"), "known for 151 to 350 W"),
+        (("--gpu", "rtx-3090", "--power-limit", "400"), "known for 151 to 350 W"),
+        (("--gpu", "24GB", "--power-limit", "200W"), "needs a device with a known TDP"),
+        (("--power-limit", "200W"), "--power-limit needs a device"),
+        (("--gpu", "rtx-3090", "--power-limit", "half"), "not a power"),
+    ],
+)
+def test_a_power_limit_without_a_known_loss_is_refused(kvcalc: Any, words: tuple[str, ...], message: str) -> None:
+    refused = kvcalc("estimate", "llama-3-8b", *words)
+    assert refused.status == 2
+    assert message in refused.err
+
+
+def test_a_prompt_is_slower_with_a_power_limit(kvcalc: Any) -> None:
+    asked = ("estimate", "llama-3.1-8b", "--gpu", "rtx-3090", "--dtype", "int4", "--context", "4096", "--json")
+    usual, less = (
+        kvcalc(*asked, *more).json["throughput"]["prefill_seconds"] for more in ((), ("--power-limit", "220W"))
+    )
+    assert less > 1.2 * usual
