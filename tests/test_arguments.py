@@ -73,7 +73,7 @@ FUNCTIONS: dict[str, Function] = {
     "audit": Function(library.audit, {"text": Path(LOG).read_text(), "name": LOG}, ["audit", LOG], {}),
     "score": Function(
         library.score, {"results": {BENCH: Path(BENCH).read_text()}, "devices": ON["devices"]},
-        ["score", BENCH], {"--gpu": "h100"}, frozenset(["--ep", "--calibrate"]),
+        ["score", BENCH], {"--gpu": "h100"}, frozenset(["--ep", "--calibrate", "--prefix-hit-rate"]),
     ),
 }  # fmt: skip
 # The functions that are asked about no model, with their arguments.

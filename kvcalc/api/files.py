@@ -153,6 +153,7 @@ def score(
     expert_parallel_size: int | None = None,
     data_parallel_size: int | None = None,
     calibration: Calibration | None = None,
+    prefix_hit_rate: float | None = None,
 ) -> Score:
     """The document of `kvcalc score`: the times of benchmark results beside the predicted ones.
 
@@ -166,6 +167,6 @@ def score(
     given = Given(
         None if model is None else model_of(model), devices, engine, engine_settings, dtype, kv_dtype,
         LayoutAsked(tensor_parallel_size, pipeline_parallel_size, data_parallel_size, expert_parallel_size),
-        calibration,
+        calibration, prefix_hit_rate,
     )  # fmt: skip
     return ask(list(results.items()), given)

@@ -187,3 +187,22 @@ def test_other_files_are_one_line_and_exit_code_2(kvcalc: Any, tmp_path: Path, t
     assert result.status == 2
     assert result.out == ""
     assert len(result.err.splitlines()) <= 2
+
+
+def test_first_tokens_that_come_early_suggest_repeated_prompts(kvcalc: Any, tmp_path: Path) -> None:
+    """With the share that the client repeated, the prompts take less and the note is gone."""
+    run = json.loads((LOGS / "vllm-bench.json").read_text().splitlines()[0])
+    early = {**run, "mean_ttft_ms": run["mean_ttft_ms"] / 20, "median_ttft_ms": run["median_ttft_ms"] / 20}
+    file = tmp_path / "early.json"
+    file.write_text(json.dumps(early))
+    usual, unsaid, said = (
+        kvcalc("score", path, "--gpu", "h100", *more, "--json").json
+        for path, *more in ((LOGS / "vllm-bench.json",), (file,), (file, "--prefix-hit-rate", "0.9"))
+    )
+    codes = [{note["code"] for note in document["warnings"]} for document in (usual, unsaid, said)]
+    assert ["repeated-prompts" in each for each in codes] == [False, True, False]
+    first, later = (
+        next(row["predicted_seconds"] for row in document["scores"] if row["metric"] == "ttft")
+        for document in (unsaid, said)
+    )
+    assert later < 0.8 * first

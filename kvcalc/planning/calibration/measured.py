@@ -36,6 +36,7 @@ class Given(NamedTuple):
     kv_dtype: str | None = None
     layout: LayoutAsked = LayoutAsked()
     calibration: Calibrates | None = None
+    prefix_hit_rate: float | None = None
 
 
 def case_of_run(point: Point, given: Given) -> Case:
@@ -138,7 +139,7 @@ def _question(point: Point, given: Given) -> Question:
     settings = dict(given.engine_settings or {})
     if given.kv_dtype is None and engine.partition("@")[0] == point.engine:
         settings = {**point.settings, **settings}
-    speed = SpeedQuestion(calibration=given.calibration, benchmark=True)
+    speed = SpeedQuestion(calibration=given.calibration, benchmark=True, prefix_hit_rate=given.prefix_hit_rate or 0.0)
     context = None
     if any(time.metric in _SERVED for time in point.times):
         speed = speed._replace(

@@ -35,6 +35,8 @@ __all__ = ["MAX_RESULT_BYTES", "score"]
 
 # Notes of an estimate that are about its speed or its model. The others are about memory.
 _PARTS = ("model", "throughput", "calibration")
+# First tokens after less than this share of the predicted time suggest that the engine found the prompts in its cache.
+_EARLY = 0.5
 # A prediction is called close if it is off by at most this share.
 _QUARTER = 0.25
 # What the runs of one setup have in common.
@@ -97,6 +99,10 @@ def score(
     rows = [row for run in scored for row in run.rows] + of_records
     if not rows:
         raise first or UsageError("no results to compare", "kvcalc score FILE...")
+    shares = [row["measured_seconds"] / row["predicted_seconds"] for row in rows if row["metric"] == "ttft"]
+    if given.prefix_hit_rate is None and shares and median(shares) < _EARLY:
+        text = "first tokens come early: if the client repeated prompts, say which share with --prefix-hit-rate 0.9"
+        notes.append(Note("result", "repeated-prompts", text))
     notes += [Note("result", "refused", f"{r['file']}, run {r['run']}: {r['reason']}") for r in refused]
     return {
         "schema_version": SCHEMA_VERSION,
