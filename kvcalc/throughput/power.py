@@ -13,10 +13,8 @@ and devices. A step that only waits for memory still draws most of the TDP: the 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -32,14 +30,6 @@ _WAITING = 0.73
 _RANGE, _RANGE_ELSEWHERE = (0.83, 1.16), (0.62, 1.18)
 _FITTED_CLASS = "hopper"
 _JOULES_PER_KWH = 3.6e6
-# A power limit as a share of the TDP, and what it leaves of the rates of multiplying and of reading. RTX 3090: prompts
-# on six under llama.cpp (llmgarage.ai, power-limit-tokens-per-second-benchmark), training on four (pugetsystems.com,
-# article 1974), tokens of one request (jankyai.droidgram.com, power-limiting-rtx-3090-gpu). An RTX PRO 6000 and an RTX
-# 5060 Ti lose less: 4 % of the tokens of 32 requests at two thirds, and 1 % at five sixths.
-_LIMITED = (
-    (1.0, 1.0, 1.0), (0.8, 0.95, 0.961), (0.714, 0.853, 0.942), (0.643, 0.73, 0.883), (0.571, 0.6, 0.806),
-    (0.5, 0.43, 0.621), (0.429, 0.258, 0.408),
-)  # fmt: skip
 
 
 class Energy(NamedTuple):
@@ -53,23 +43,6 @@ class Energy(NamedTuple):
     @property
     def kwh_per_million_tokens(self) -> float:
         return kwh_per_million(self.joules_per_token)
-
-
-def limited(gpu: Gpu | None, watts: int) -> Gpu:
-    """The device with a power limit, which lowers its rates. UsageError (exit 2) if what it loses is not known."""
-    if gpu is None or gpu.tdp_watts is None:
-        raise UsageError("--power-limit needs a device with a known TDP", "for example: --gpu rtx-3090")
-    share, least = watts / gpu.tdp_watts, _LIMITED[-1][0]
-    if not least <= share <= 1:
-        known = f"{math.ceil(least * gpu.tdp_watts)} to {gpu.tdp_watts} W"
-        raise UsageError(f"--power-limit {watts}W: what {gpu.name} loses is known for {known}", "give one of these")
-    (high, *more), (low, *less) = next(line for line in pairwise(_LIMITED) if share >= line[1][0])
-    multiply, read = (end + (start - end) * (share - low) / (high - low) for start, end in zip(more, less))
-    return gpu._replace(
-        bandwidth_bytes_per_second=round(gpu.bandwidth_bytes_per_second * read),
-        flops_per_second={dtype: round(rate * multiply) for dtype, rate in gpu.flops_per_second.items()},
-        tdp_watts=watts,
-    )
 
 
 def kwh_per_million(joules_per_token: float) -> float:
