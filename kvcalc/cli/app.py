@@ -26,6 +26,9 @@ COMMANDS = (
 # The maximum length of an error, in characters. The longest hint lists the model types.
 LONGEST_MESSAGE, LONGEST_HINT = 1_000, 4_000
 
+# `kvcalc help TOPIC` prints the text in this folder.
+_TOPICS = os.path.join(os.path.dirname(__file__), "topics")
+
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -80,6 +83,22 @@ def kvcalc(
         print(ctx.get_help())
 
 
+def _as_options(words: list[str]) -> list[str]:
+    """`version` and `help COMMAND`, which are commands of other tools, as options."""
+    if words == ["version"]:
+        return ["--version"]
+    return [*words[1:], "--help"] if words[:1] == ["help"] else words
+
+
+def _topic(name: str) -> str:
+    """The text of `kvcalc help TOPIC`. Raises UsageError (exit 2) if there is neither such a topic nor a command."""
+    names = (*COMMANDS, *sorted(file.removesuffix(".txt") for file in os.listdir(_TOPICS)))
+    if name not in names:
+        raise UsageError(f"no help about {name[:40]!a}", nearest(name, names) or f"help about: {', '.join(names)}")
+    with open(os.path.join(_TOPICS, f"{name}.txt"), encoding="utf-8") as file:
+        return file.read()
+
+
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code. An error is one or two lines on stderr.
 
@@ -89,7 +108,10 @@ def run(arguments: list[str]) -> int:
         # File names that are not valid text are printed with escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = typer.main.get_command(app).main(arguments, prog_name="kvcalc", standalone_mode=False)
+        if arguments[:1] == ["help"] and len(arguments) > 1 and arguments[1] not in COMMANDS:
+            print(_topic(arguments[1]), end="")
+            return 0
+        status = typer.main.get_command(app).main(_as_options(arguments), prog_name="kvcalc", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except KvcalcError as error:

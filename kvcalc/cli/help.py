@@ -115,7 +115,10 @@ def _write_overview(screen: Screen, group: Any, ctx: Any) -> None:
     _write_sections(screen, sections)
     screen.heading("Examples")
     screen.commands(OVERVIEW_EXAMPLES)
-    screen.paragraph("kvcalc COMMAND -h shows a command's most used options, kvcalc COMMAND --help all of them.")
+    screen.paragraph(
+        "kvcalc COMMAND -h shows a command's most used options, kvcalc COMMAND --help all of them. kvcalc help TOPIC is"
+        " about exit-codes, environment or formats."
+    )
 
 
 def _write_short(screen: Screen, command: Any, ctx: Any, names: str | None) -> None:

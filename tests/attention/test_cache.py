@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvcalc.attention.cache import PagedCache, TokenCache, held_bytes, quantize
+from kvcalc.attention.cache import PagedCache, TokenCache, fixed_scales, held_bytes, largest_of, quantize
 
 CPU = torch.device("cpu")
 
@@ -114,3 +114,9 @@ def test_a_scale_is_the_product_with_the_reciprocal() -> None:
     _, scales = quantize(rows, torch.int8)
     assert torch.equal(scales, rows[:, :1] * reciprocal)
     assert not torch.equal(scales, rows[:, :1] / torch.tensor(127.0)), "the two differ on a CPU"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_no_two_heads_have_the_same_fixed_scale(dtype: torch.dtype) -> None:
+    scales = fixed_scales(5, dtype) * largest_of(dtype)
+    assert scales.tolist() == pytest.approx([8, 9, 10, 11, 12])

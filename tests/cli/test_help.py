@@ -15,6 +15,7 @@ from kvcalc.cli.options import table_of
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.output.paths import check_against_schema
 from kvcalc.schema import load_schema
+from tests.conftest import ROOT
 
 WITH_ENGINES = ("estimate", "fit", "plan", "compare", "sweep")
 # Command line -> the kind of its document.
@@ -178,3 +179,31 @@ def test_colours_are_for_a_terminal_that_has_them(monkeypatch: pytest.MonkeyPatc
         assert ("\x1b" in screen.text) is has_colour
         monkeypatch.delenv("NO_COLOR", raising=False)
         monkeypatch.setenv("TERM", "xterm")
+
+
+def test_help_and_version_are_commands_too(kvcalc: Any) -> None:
+    assert kvcalc("version") == kvcalc("--version")
+    assert kvcalc("help") == kvcalc("--help")
+    assert kvcalc("help", "fit") == kvcalc("fit", "--help")
+    assert kvcalc("help", "models", "show") == kvcalc("models", "show", "--help")
+    unknown = kvcalc("help", "exit-code")
+    assert unknown.status == 2
+    assert unknown.err.splitlines() == ["kvcalc: no help about 'exit-code'", "  did you mean exit-codes?"]
+
+
+def test_each_topic_fits_a_narrow_terminal_and_says_what_the_manual_says(kvcalc: Any) -> None:
+    topics = {name: kvcalc("help", name) for name in ("exit-codes", "environment", "formats")}
+    for printed in topics.values():
+        assert printed.status == 0
+        assert max(map(len, printed.out.splitlines())) < 80
+    manual = (ROOT / "docs" / "reference" / "scripting.md").read_text()
+    codes = dict(re.findall(r"^\| (\d+) \| (.*) \|$", manual, re.MULTILINE))
+    told = " ".join(topics["exit-codes"].out.split())
+    assert len(codes) > 5
+    for code, meaning in codes.items():
+        assert f"{code} {meaning.replace('`', '')}" in told
+    sources = "".join(path.read_text() for path in (ROOT / "kvcalc").rglob("*.py"))
+    for name in {*re.findall(r"KVCALC_[A-Z]+", sources), "NO_COLOR", "COLUMNS", "HF_TOKEN", "HF_ENDPOINT", "CC"}:
+        assert name in topics["environment"].out
+    named = {line.split()[0] for line in topics["formats"].out.splitlines() if line and line[0] != " "}
+    assert named >= {"human", "tsv", "csv", "json", "jsonl"}

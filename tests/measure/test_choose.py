@@ -19,6 +19,7 @@ from kvcalc.attention.core import eager_attention
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.measure import reference
+from kvcalc.measure.choose import SlowBackends
 from tests.measure.quick import SMALL
 
 CPU = torch.device("cpu")
@@ -193,7 +194,7 @@ def test_each_head_aims_at_a_token_of_its_own() -> None:
 
 def test_a_kernel_that_does_not_work_here_is_a_warning(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, plain PyTorch's share of the roof would look like the machine's."""
-    monkeypatch.setitem(BACKENDS, "native", type(BACKENDS["native"])())
+    monkeypatch.setitem(BACKENDS, "native", type(BACKENDS["grouped-sdpa"])())
     monkeypatch.setenv("CC", "no-such-compiler")
     found = json.loads(kvcalc("measure", *LONG).out)
     (note,) = (note for note in found["warnings"] if note["code"] == "kernel")
@@ -202,3 +203,18 @@ def test_a_kernel_that_does_not_work_here_is_a_warning(kvcalc: Any, monkeypatch:
     # Nothing is said if it was not asked for.
     without = json.loads(kvcalc("measure", *LONG, "--backend", "grouped-matmul").out)
     assert not [note for note in without["warnings"] if note["code"] == "kernel"]
+
+
+def test_only_a_backend_that_compiles_each_context_and_is_much_slower_is_left_out_at_others() -> None:
+    def row(name: str, seconds: float | None) -> dict[str, Any]:
+        return {"name": name, "seconds": seconds}
+
+    for seconds, is_left_out in ((1.4, False), (1.6, True), (None, False)):
+        slow = SlowBackends()
+        slow.learn("a case", [row("native", 1.0), row("flex", seconds), row("grouped-sdpa", 9.0)])
+        reason = slow.why_not("a case", BACKENDS["flex"])
+        assert (reason is not None) == is_left_out
+        assert reason is None or "took 1.6 times" in reason
+        # Others compile once, and another case may be faster.
+        assert slow.why_not("a case", BACKENDS["grouped-sdpa"]) is None
+        assert slow.why_not("another case", BACKENDS["flex"]) is None

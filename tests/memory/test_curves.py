@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvcalc.errors import UsageError
 from kvcalc.memory.curves import stored_curve, stored_sequence_bytes
 from kvcalc.memory.dtypes import DTYPES, Dtype, pair
-from kvcalc.memory.kv_cache import growth, on_device, read_cache_bytes, sequence_bytes
+from kvcalc.memory.kv_cache import Growth, growth, growth_at_slope, on_device, read_cache_bytes, sequence_bytes
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.caches import CompressedAttention, FullAttention, LatentAttention
 from kvcalc.model.layers import LayerGroup
@@ -72,3 +72,16 @@ def test_a_row_that_blocks_do_not_divide_is_refused_here_too(generic: dict[str, 
     spec = read_config({**generic, "head_dim": 3}, "odd", "odd")
     with pytest.raises(UsageError, match="do not divide"):
         stored_curve(spec, DTYPES["nvfp4"])
+
+
+@pytest.mark.parametrize(
+    ("slope", "here", "tokens", "expected"),
+    [
+        (100, 1100, 10, Growth(100, 100)),
+        (100, 1000, 10, Growth(100, 0)),
+        # A window or a compressed cache holds less than the slope of later tokens says: nothing is below zero.
+        (100, 705, 10, Growth(70, 5)),
+    ],
+)
+def test_what_does_not_grow_is_never_negative(slope: int, here: int, tokens: int, expected: Growth) -> None:
+    assert growth_at_slope(slope, here, tokens) == expected

@@ -27,6 +27,16 @@ def test_too_much_runs_past_the_end() -> None:
     assert "." not in drawn
 
 
+def test_a_full_device_has_no_mark_at_its_end() -> None:
+    assert bar(parts(32, 16, 8, 8, 64), 64) == "[" + "#" * 32 + "=" * 16 + "+" * 8 + "x" * 8 + "]"
+    assert bar(parts(32, 16, 8, 9, 64), 64).endswith("|x]")
+
+
+@pytest.mark.parametrize("shares", [(1, 1, 1, 0), (1, 1, 1, 4), (5, 1, 1, 0), (90, 3, 2, 2)])
+def test_rounding_does_not_change_the_width(shares: tuple[int, int, int, int]) -> None:
+    assert len(bar(parts(*shares, 97), 97, width=40)) == len("[") + 40 + len("]")
+
+
 @pytest.mark.parametrize("device", [1, 7, 64, 10**12])
 @pytest.mark.parametrize("shares", [(0, 0, 0, 0), (1, 0, 0, 0), (0.5, 0.2, 0.1, 0.1), (3, 2, 1, 1), (0, 0, 0, 1)])
 def test_it_is_never_longer_than_a_line(device: int, shares: tuple[float, ...]) -> None:

@@ -207,7 +207,7 @@ def bar(parts: dict[str, int], device_bytes: int, width: int = _WIDTH) -> str:
         cells[largest] += width - sum(cells.values())
     drawn = "".join(MARKS[kind] * number for kind, number in cells.items())
     if used > device_bytes:
-        end = min(width - 1, device_bytes * width // whole)
+        end = device_bytes * width // whole
         return f"[{drawn[:end]}|{drawn[end:]}]"
     return f"[{drawn}]"
 
