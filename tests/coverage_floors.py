@@ -38,9 +38,9 @@ def main() -> int:
     rooms, floors = coverage_by_room(), BUDGET["coverage"]
     low = False
     for room, share in sorted(rooms.items()):
-        is_low = share < floors.get(room, 101)
-        low = low or is_low
-        print(f"{room:12} {share:5.1f} % of lines and branches, at least {floors.get(room)}{' - BELOW' if is_low else ''}")
+        floor = floors.get(room, 101)
+        low = low or share < floor
+        print(f"{room:12} {share:5.1f} %, at least {floor} %{' - BELOW' if share < floor else ''}")
     return int(low)
 
 
