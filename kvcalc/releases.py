@@ -130,8 +130,8 @@ def split_engine(engine: str) -> tuple[str, RequestedRelease | None]:
 
 def release_of(engine: str) -> Release | None:
     """The place of the release in `vllm@0.12`. None means the newest. Raises UsageError as `split_engine` does."""
-    asked = split_engine(engine)[1]
-    return asked.release if asked else None
+    stated = split_engine(engine)[1]
+    return stated.release if stated else None
 
 
 @lru_cache(maxsize=1024)
@@ -141,10 +141,10 @@ def parse_release(engine: str, text: str) -> RequestedRelease:
     folded = text.strip().casefold()
     if not folded:
         raise UsageError(f"--engine {engine}@: the release is missing", f"{example}, or {engine} for the newest")
-    found = _parse(engine, folded) if len(folded) <= _LONGEST else None
-    if found is None:
+    parsed = _parse(engine, folded) if len(folded) <= _LONGEST else None
+    if parsed is None:
         raise UsageError(f"--engine {engine}@{text[:40]}: not a release", example)
-    return found
+    return parsed
 
 
 def _parse(engine: str, text: str) -> RequestedRelease | None:
@@ -187,11 +187,11 @@ def _version(engine: str, text: str) -> Release | None:
     if _counts_builds(engine):
         build = re.fullmatch(_BUILD, text)
         return Release.of(int(build[1])) if build else None
-    found = re.fullmatch(_VERSION, text)
-    if found is None or found["numbers"] == "0":
+    match = re.fullmatch(_VERSION, text)
+    if match is None or match["numbers"] == "0":
         return None
-    given = [int(part) for part in found["numbers"].split(".")]
-    phase, of_phase, post, dev = _PHASES.get(found["phase"] or ""), found["of_phase"], found["post"], found["dev"]
+    given = [int(part) for part in match["numbers"].split(".")]
+    phase, of_phase, post, dev = _PHASES.get(match["phase"] or ""), match["of_phase"], match["post"], match["dev"]
     is_plain = phase is None and post is None and dev is None
     # "0.12" is the last release of that line, but "0.12rc1" came before all of them.
     numbers = [*given, *[_LAST if is_plain else 0] * (3 - len(given))]
@@ -207,18 +207,18 @@ def _version(engine: str, text: str) -> Release | None:
 
 
 def _date(text: str) -> date | None:
-    found = re.fullmatch(_DATE, text)
+    match = re.fullmatch(_DATE, text)
     try:
-        return date(int(found[1]), int(found[3]), int(found[4])) if found else None
+        return date(int(match[1]), int(match[3]), int(match[4])) if match else None
     except ValueError:
         return None
 
 
 def _last_day(text: str) -> date | None:
     """The last day of the month in `2025-10`."""
-    found = re.fullmatch(_MONTH, text)
+    match = re.fullmatch(_MONTH, text)
     try:
-        first = date(int(found[1]), int(found[2]), 1) if found else None
+        first = date(int(match[1]), int(match[2]), 1) if match else None
     except ValueError:
         return None
     return None if first is None else (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)

@@ -64,20 +64,20 @@ def parse_bandwidth(text: str, option: str) -> int:
         likely = value * (1e12 if value < 20 else 1e9 if value < 1e5 else 1e6)
         raise _without_unit(text, option, "a bandwidth", f"{_with_letter(likely)}B/s")
     try:
-        found = _size(size, option)
+        rate = _size(size, option)
     except UsageError:
-        found = 0
-    if found < 1:
+        rate = 0
+    if rate < 1:
         raise _refused(text, option, "a bandwidth", "3.35TB/s or 900GB/s")
-    return found
+    return rate
 
 
 def parse_network(text: str, option: str) -> int:
     """Bytes per second of a rate or of a named network: `50GB/s`, `infiniband-400g`. Raises UsageError."""
-    found = network_bytes_per_second(text.strip())
-    if found is None and text.strip()[:1].isalpha():
+    rate = network_bytes_per_second(text.strip())
+    if rate is None and text.strip()[:1].isalpha():
         raise UsageError(f"{option} {text[:40]!a}: not a network", f"50GB/s, or one of {', '.join(network_names())}")
-    return parse_bandwidth(text, option) if found is None else found
+    return parse_bandwidth(text, option) if rate is None else rate
 
 
 def parse_pcie(text: str, option: str) -> int:
@@ -130,15 +130,15 @@ def parse_flops(text: str, option: str) -> int:
         value = Fraction(number) * 10 ** int(power or 0)
         if _needs_unit(text, number, rest) and 0 < value < _LEAST_BARE_RATE:
             raise _without_unit(text, option, "a rate of operations", *_likely_flops(float(value)))
-        found = int(value)
+        flops = int(value)
     else:
         try:
-            found = _size(rate, option)
+            flops = _size(rate, option)
         except UsageError:
-            found = 0
-    if found < 1:
+            flops = 0
+    if flops < 1:
         raise _refused(text, option, "a rate of operations", "989T (989 x 10^12 per second)")
-    return found
+    return flops
 
 
 def parse_tokens(text: str, option: str) -> int:

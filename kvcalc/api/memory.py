@@ -145,8 +145,8 @@ def compare(
     from kvcalc.throughput.hardware import Devices
 
     several = (devices,) if isinstance(devices, Devices) else devices or ()
-    for one in several:
-        check_devices(one)
+    for value in several:
+        check_devices(value)
     loaded = load_each(models)
     question = asked({**locals(), "model": first_of(loaded), "devices": None})
     chosen = parse_engines(engines or (engine,))
@@ -210,7 +210,7 @@ def sweep(
         kv_dtypes=[name.casefold() for name in kv_dtypes or (kv_dtype,)],
         tensor_parallel_sizes=None if sizes is None else Axis([sizes]),
         engines=parse_engines(engines or (engine,)),
-        gpus=[find_devices(one) if isinstance(one, str) else one for one in gpus],
+        gpus=[find_devices(gpu) if isinstance(gpu, str) else gpu for gpu in gpus],
     )
     points = list(grid.points())
     return cast("Sweep", {**grid.head(), "points": points, "warnings": describe_notes(grid.notes)})

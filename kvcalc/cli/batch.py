@@ -227,8 +227,8 @@ class Questions:
         server = fields.get("server")
         if not isinstance(server, str):
             raise UsageError("server is missing", 'for example "server": "vllm serve Qwen/Qwen3-8B"')
-        asked = self.given("check", {field: value for field, value in fields.items() if field != "server"})
-        return check.answer(asked, of_release(choose_server(server, None), asked["release"]))
+        given = self.given("check", {field: value for field, value in fields.items() if field != "server"})
+        return check.answer(given, of_release(choose_server(server, None), given["release"]))
 
     def given(self, command: str, fields: Mapping[str, Any]) -> Values:
         """The parameters of a command, with the values that the equivalent command line would give."""

@@ -42,7 +42,7 @@ def complete(root: Any, words: Sequence[str]) -> dict[str, str]:
         name = typed[0] if typed[0] in subcommands else "show"
         command, kind, typed = subcommands[name], f"{kind}_{name}", typed[1 if typed[0] in subcommands else 0 :]
         subcommands = {}
-    options = {name: one for one in command.params if one.param_type_name == "option" for name in one.opts}
+    options = {name: option for option in command.params if option.param_type_name == "option" for name in option.opts}
     pending, place, used = _read(typed, options)
     if pending is not None:
         return _values(kind, pending, last, typed)
@@ -52,12 +52,14 @@ def complete(root: Any, words: Sequence[str]) -> dict[str, str]:
             text if text.startswith(":") else f"{name}={text}": help
             for text, help in _values(kind, options[name], value, typed).items()
         }
-    arguments = [one for one in command.params if one.param_type_name == "argument" and not one.hidden]
+    arguments = [
+        argument for argument in command.params if argument.param_type_name == "argument" and not argument.hidden
+    ]
     takes_more = place < len(arguments) or (bool(arguments) and arguments[-1].nargs == -1)
     if takes_more and not last.startswith("-"):
         return _values(kind, arguments[min(place, len(arguments) - 1)], last, typed)
     if subcommands and not last.startswith("-"):
-        found = {name: first_sentence(one.help) for name, one in subcommands.items()}
+        found = {name: first_sentence(subcommand.help) for name, subcommand in subcommands.items()}
         return _beginning(last, {**found, **dict.fromkeys(_names(kind, last), "")})
     return _beginning(last, _options_of(command, typed, used)) if last[:1] in ("-", "") else {}
 

@@ -41,7 +41,7 @@ def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
 
     takes_value = {"-h": False, "--help": False}
     takes_value.update({name: not param.is_flag for param in params for name in param.opts if name.startswith("-")})
-    reader = next((one for one in readers() if program_end(one, args) is not None), None)
+    reader = next((reader for reader in readers() if program_end(reader, args) is not None), None)
     end = 0 if reader is None else program_end(reader, args) or 0
     # Before its program, a command has no options of its engine.
     own_words, words, place = list[str](), list[str](), 0

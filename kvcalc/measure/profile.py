@@ -148,13 +148,13 @@ def measure_profile(
         progress.start(len(progress.runs) - len(left) + 1)
         started = time.monotonic()
         try:
-            found = runner.measure(
+            measured = runner.measure(
                 point.model, context_tokens=point.context_tokens, batch_size=point.batch_size, steps=_STEPS,
                 num_layers=min(_LAYERS[_kind(where.type)], point.model.num_layers), device=str(where), dtype=dtype,
                 kv_dtype=point.kv_dtype, without_backends=without_backends, effort=effort, known_roof=roof, slow=slow,
                 place=Place(),
             )  # fmt: skip
-            _add(records, found)
+            _add(records, measured)
         except BrokenDeviceError:
             raise
         except KvcalcError as error:
@@ -201,18 +201,18 @@ def _expected_seconds(point: Point, roof: documents.MeasureRoof) -> float:
     return _FIRST_SECONDS + _READS * point.bytes / float(roof["read_bytes_per_second"])
 
 
-def _add(records: list[documents.Measure], found: documents.Measure) -> None:
+def _add(records: list[documents.Measure], measured: documents.Measure) -> None:
     """Add the run of `found` to the record of its model and types, or `found` itself."""
 
     def kind(record: documents.Measure) -> tuple[Any, ...]:
         return record["model"]["name"], record["workload"]["dtype"], record["workload"]["kv_dtype"]
 
     for record in records:
-        if kind(record) == kind(found):
-            record["runs"] += found["runs"]
-            record["warnings"] += [warning for warning in found["warnings"] if warning not in record["warnings"]]
+        if kind(record) == kind(measured):
+            record["runs"] += measured["runs"]
+            record["warnings"] += [warning for warning in measured["warnings"] if warning not in record["warnings"]]
             return
-    records.append(found)
+    records.append(measured)
 
 
 def _keys(record: documents.Measure) -> Iterable[tuple[Any, ...]]:

@@ -63,8 +63,8 @@ def choose_backends(
             continue
         alike = (layer.core_query_shape(1), layer.cache_shapes(), cache.lengths, part.is_cross)
         if alike not in chosen:
-            asked = request.storage.backend, request.storage.without_backends
-            choice = choose(layer, cache, random_query(layer, request), flush, *asked, request.effort, slow)
+            backends = request.storage.backend, request.storage.without_backends
+            choice = choose(layer, cache, random_query(layer, request), flush, *backends, request.effort, slow)
             name = request.group.first(choice.backend.name)
             chosen[alike] = BACKENDS[name]
             described = ({"layer": part.layer, "is_chosen": row["name"] == name, **row} for row in choice.rows)

@@ -56,19 +56,19 @@ def read_checkpoint(folder: str, num_layers: int | None = None) -> StoredWeights
     entries = [entry for entry in list_folder(folder) if entry.endswith(_SUFFIX)]
     adapters = [entry for entry in entries if _ADAPTER.fullmatch(entry)]
     if os.path.lexists(os.path.join(folder, INDEX)):
-        found: StoredWeights | None = _read_indexed(folder, num_layers)
+        stored: StoredWeights | None = _read_indexed(folder, num_layers)
     else:
-        found = None
+        stored = None
         for name, files, trouble in _forms([entry for entry in entries if entry not in adapters]):
             form = _read_files(folder, name, files, trouble, num_layers)
-            if found is None or form.bytes is not None:
-                found = form
+            if stored is None or form.bytes is not None:
+                stored = form
             if form.bytes is not None:
                 break
     if not adapters:
-        return found
+        return stored
     remarks = tuple(_adapter_remark(folder, entry) for entry in adapters)
-    return (found or StoredWeights(None, adapters[0]))._replace(adapters=remarks)
+    return (stored or StoredWeights(None, adapters[0]))._replace(adapters=remarks)
 
 
 def _read_indexed(folder: str, num_layers: int | None) -> StoredWeights:
@@ -139,21 +139,21 @@ def _read_files(
     folder: str, name: str, files: Sequence[str], trouble: str | None, num_layers: int | None
 ) -> StoredWeights:
     """One form of a checkpoint. `trouble` says that files are missing."""
-    found: list[Tensors] = []
+    headers: list[Tensors] = []
     missing = []
     for file in files:
         held = read_tensors(os.path.join(folder, file), num_layers)
         if held is None:
             missing.append(file)
         else:
-            found.append(held)
+            headers.append(held)
     if trouble is None and missing:
         trouble = _missing(missing, len(files))
-    elif trouble is None and not any(tensors.bytes for tensors in found):
+    elif trouble is None and not any(tensors.bytes for tensors in headers):
         trouble = "it has no tensors"
     if trouble is not None:
         return StoredWeights(None, name, trouble)
-    return _summed(name, found)
+    return _summed(name, headers)
 
 
 def _summed(name: str, found: Sequence[Tensors]) -> StoredWeights:
@@ -277,14 +277,14 @@ def json_object(data: bytes, path: str, most_values: int) -> dict[str, object]:
     if sum(map(data.count, (b",", b"[", b"{"))) > most_values:
         raise UsageError(f"{path}: more than {most_values:,} values, the maximum")
     try:
-        found = json.loads(data.decode("utf-8-sig"))
+        document = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise UsageError(f"{path}: damaged: the header is not text") from None
     except (ValueError, RecursionError):
         raise UsageError(f"{path}: damaged: not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise UsageError(f"{path}: damaged: not a JSON object")
-    return found
+    return document
 
 
 def _are_offsets(value: object) -> bool:

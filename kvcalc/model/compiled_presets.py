@@ -11,9 +11,9 @@ def same_text(path: str, text: object) -> dict[object, object] | None:
 
     try:
         with open(path, encoding="utf-8") as copy:
-            found = json.load(copy)
-        mapping: dict[object, object] = found["mapping"]
-        return mapping if found["text"] == text and isinstance(mapping, dict) else None
+            document = json.load(copy)
+        mapping: dict[object, object] = document["mapping"]
+        return mapping if document["text"] == text and isinstance(mapping, dict) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # no copy, or a damaged one: read the YAML file instead
 

@@ -59,12 +59,12 @@ def derive(name: str, *, any_owner: bool = False) -> Release | None:
     if drafting is not None and drafting[1].casefold().endswith(("fp4", "fp8")):  # a quantized copy with its MTP layer
         whole = derive(f"{organisation}/{drafting[1]}")
         return whole and whole._replace(name=name, aside=drafting[2], has_mtp=True)
-    found = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
+    derived = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
     edited = _edited(last, organisation)
-    if found is None and edited is not None:  # an edited copy in a type of its own
-        found = derive(f"{organisation}/{edited[0]}")
-        found = found and found._replace(name=name, aside=edited[1], is_variant=True)
-    return found or _short(name, organisation, last) or (_elsewhere(name, last) if any_owner else None)
+    if derived is None and edited is not None:  # an edited copy in a type of its own
+        derived = derive(f"{organisation}/{edited[0]}")
+        derived = derived and derived._replace(name=name, aside=edited[1], is_variant=True)
+    return derived or _short(name, organisation, last) or (_elsewhere(name, last) if any_owner else None)
 
 
 def _bare(name: str, tag: str) -> Release | None:
@@ -82,15 +82,15 @@ def _base_of_bare(last: str) -> Release | None:
     preset = presets.find_preset(last)
     if preset is not None:
         return Release(preset.name, preset.name, None, {})
-    found = _base("", last, is_copy=True, copies=True)
+    derived = _base("", last, is_copy=True, copies=True)
     stem, _, end = last.rpartition("-")
-    if found is None and end.casefold() in _ASIDE:
-        found = _base_of_bare(stem)
-        return found and found._replace(aside=found.aside or end, is_variant=True)
-    if found is None:
-        found = _from_ollama(stem.casefold(), end.casefold())
-        return found and found._replace(suffix=None, recipe=None, file=None)
-    return found
+    if derived is None and end.casefold() in _ASIDE:
+        derived = _base_of_bare(stem)
+        return derived and derived._replace(aside=derived.aside or end, is_variant=True)
+    if derived is None:
+        derived = _from_ollama(stem.casefold(), end.casefold())
+        return derived and derived._replace(suffix=None, recipe=None, file=None)
+    return derived
 
 
 def _elsewhere(name: str, last: str) -> Release | None:
@@ -148,10 +148,10 @@ def _edited(last: str, organisation: str) -> tuple[str, str] | None:
     """
     first, *others = last.split("-")
     words = (word for word in others if word.casefold() != organisation.casefold())
-    found = _EDITED.fullmatch("-".join([first, *words]))
-    if found is None or (not _TRAINED.isdisjoint(found[2].casefold().split("-")) and not names_size(found[1])):
+    edited = _EDITED.fullmatch("-".join([first, *words]))
+    if edited is None or (not _TRAINED.isdisjoint(edited[2].casefold().split("-")) and not names_size(edited[1])):
         return None
-    return found[1].removeprefix("Huihui-"), found[2].removeprefix("-")
+    return edited[1].removeprefix("Huihui-"), edited[2].removeprefix("-")
 
 
 def _converted(name: str, base: Release, suffix: str, recipe: Recipe) -> Release:
@@ -191,10 +191,10 @@ def _same(last: str, organisation: str | None) -> Release | None:
 
     A model whose original is quantized counts (Kimi-K2-Thinking), a copy in another type does not.
     """
-    own = published_as(last.casefold())
-    if own is not None and _is_of(own.name, organisation):
-        ends = tuple(suffix for suffix, _, _ in _suffixes(own.name.partition("/")[0].casefold()))
-        return own if own.recipe is None or not own.name.casefold().endswith(ends) else None
+    published = published_as(last.casefold())
+    if published is not None and _is_of(published.name, organisation):
+        ends = tuple(suffix for suffix, _, _ in _suffixes(published.name.partition("/")[0].casefold()))
+        return published if published.recipe is None or not published.name.casefold().endswith(ends) else None
     wanted = _key(last)
     found: dict[str, Release] = {}
     for each in (*_aliases(), *(release for release in releases() if release.recipe is None)):
@@ -278,8 +278,8 @@ def _file_of(base: Release, written: str, says_mtp: bool = False) -> NamedFile:
 
 def _dynamic(written: str) -> list[Any] | None:
     """The row of a type whose publisher chooses the types of the tensors: UD-Q4_K_XL."""
-    found: list[Any] | None = _TABLE["gguf"]["dynamic"].get(written.removeprefix("ud-"))
-    return found if written.startswith("ud-") else None
+    listed: list[Any] | None = _TABLE["gguf"]["dynamic"].get(written.removeprefix("ud-"))
+    return listed if written.startswith("ud-") else None
 
 
 def _is_file_type(tag: str) -> bool:
@@ -288,8 +288,8 @@ def _is_file_type(tag: str) -> bool:
 
 def file_type(name: str) -> str | None:
     """The type at the end of the name of a GGUF file: Qwen3-32B-UD-Q4_K_XL-00001-of-00003.gguf. None without one."""
-    found = _FILE_TYPE.split(file_stem(name))
-    return found[-1] if len(found) > 1 else None
+    parts = _FILE_TYPE.split(file_stem(name))
+    return parts[-1] if len(parts) > 1 else None
 
 
 def file_stem(path: str) -> str:
@@ -301,8 +301,8 @@ def _of_type(base: Release, file_type: str, written: str) -> Recipe | None:
     """How files of a type store a model. None if there is no such type."""
     preset = presets.find_preset(base.preset)
     quantization = preset.config.get("quantization_config") if preset is not None else None
-    own = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    file_type = file_type or ("mxfp4" if own == "mxfp4" else _TABLE["gguf"]["default"])
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    file_type = file_type or ("mxfp4" if method == "mxfp4" else _TABLE["gguf"]["default"])
     if file_type not in _GGUF_TYPES:
         return None
     dynamic = _dynamic(written)
@@ -326,7 +326,11 @@ def _from_ollama(model: str, tag: str) -> Release | None:
     if row is None:
         return None
     tag = row["latest"] if tag in ("", "latest") else tag
-    size = max((one for one in row["tags"] if tag == one or tag.startswith(f"{one}-")), key=len, default=None)
+    size = max(
+        (size_tag for size_tag in row["tags"] if tag == size_tag or tag.startswith(f"{size_tag}-")),
+        key=len,
+        default=None,
+    )
     if size is None:
         return None
     rest = [part for part in tag[len(size) :].split("-") if part]

@@ -175,8 +175,8 @@ def _eagle(spec: ModelSpec, head: ModelSpec | None, method: str) -> Drafter:
         )
     _check_head(head)
     like = spec if head is None else head
-    own = (mtp_like(spec)._replace(first=0, last=0),) if head is None else head.layers
-    first, *others = _split_first(own)
+    head_layers = (mtp_like(spec)._replace(first=0, last=0),) if head is None else head.layers
+    first, *others = _split_first(head_layers)
     width = like.attention.hidden_size or 0
     if method == EAGLE1:
         layer = first.layer._replace(norms=first.layer.norms[1:], mlp=(*first.layer.mlp, other("fc", width, 2 * width)))
@@ -274,12 +274,12 @@ def _sharing(
 
 def _doubled(layer: Layer) -> list[Weight]:
     """The second halves of the query, key and value projections, which read the hidden state beside the embedding."""
-    found = []
+    repeated = []
     for mixer in layer.attention:
         names = mixer.names
         entering = {names.query, names.key, names.value, names.fused}
-        found += [w._replace(name=f"{w.name}.2") for w in mixer.weights if w.name.rpartition(".")[2] in entering]
-    return found
+        repeated += [w._replace(name=f"{w.name}.2") for w in mixer.weights if w.name.rpartition(".")[2] in entering]
+    return repeated
 
 
 def _has_experts(spec: ModelSpec) -> bool:

@@ -99,21 +99,21 @@ def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
     read = config.integer("num_experts_per_tok", "moe_topk", "moe_k")
     if read > counts[0]:
         raise config.error(f"num_experts_per_tok {read} is more than {rule.number} {counts[0]}")
-    found = _experts(rule, rule.prefix, width, widths[0], counts[0], read)
+    weights = _experts(rule, rule.prefix, width, widths[0], counts[0], read)
     if len(widths) > 1:
-        found += _experts(rule, f"{rule.prefix}.of_images", width, widths[1], counts[1], 0)
+        weights += _experts(rule, f"{rule.prefix}.of_images", width, widths[1], counts[1], 0)
     if rule.shared:
         if rule.shared_inner:
             config = config.with_defaults({} if any(map(config.has, _SHARED_KEYS)) else {_SHARED_KEYS[0]: 1})
         each = config.integer(rule.shared_inner, least=0) if rule.shared_inner else widths[0]
         shared = each * config.integer(*_SHARED_KEYS, least=0)
         bias = bool(rule.shared_bias) and config.boolean(rule.shared_bias, default=False)
-        found += gated_mlp(f"{rule.prefix}.{rule.shared_name}", width, shared, bias) if shared else ()
+        weights += gated_mlp(f"{rule.prefix}.{rule.shared_name}", width, shared, bias) if shared else ()
     if rule.gated_shared:
         wide = config.integer("shared_expert_intermediate_size")
-        found += gated_mlp(f"{rule.prefix}.shared_expert", width, wide)
-        found += (router(f"{rule.prefix}.shared_expert_gate", width, 1),)
-    return found
+        weights += gated_mlp(f"{rule.prefix}.shared_expert", width, wide)
+        weights += (router(f"{rule.prefix}.shared_expert_gate", width, 1),)
+    return weights
 
 
 def _uniform(config: ConfigReader, key: str) -> ConfigReader:
@@ -129,5 +129,5 @@ def _experts(rule: Experts, prefix: str, width: int, inner: int, count: int, rea
         linear(f"{prefix}.experts.0.{up}", width, inner, rule.bias),
         linear(f"{prefix}.experts.0.{down}", inner, width, rule.bias),
     )
-    found = (router(f"{prefix}.{rule.router}", width, count, rule.bias), *experts(matrices, count, read))
-    return (*found, other(f"{prefix}.{rule.router}.e_score_correction_bias", count)) if rule.corrects else found
+    weights = (router(f"{prefix}.{rule.router}", width, count, rule.bias), *experts(matrices, count, read))
+    return (*weights, other(f"{prefix}.{rule.router}.e_score_correction_bias", count)) if rule.corrects else weights

@@ -55,6 +55,6 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Subscript(items, place):
             return _value(items, names)[_value(place, names)]
         case ast.Call(ast.Name(name), values, more):
-            named = {one.arg or "": _value(one.value, names) for one in more}
+            named = {argument.arg or "": _value(argument.value, names) for argument in more}
             return names[name](*(_value(value, names) for value in values), **named)
     raise ValueError(f"{ast.unparse(node)} is not a formula")

@@ -112,12 +112,12 @@ def is_remote(model_type: str) -> bool:
 
 
 def _family_of(model_type: str) -> str | None:
-    found = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
-    if found is None:
+    module = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
+    if module is None:
         from kvcalc.model.families.decoder_table import model_types
 
-        found = "decoder" if model_type in model_types() else None
-    return found
+        module = "decoder" if model_type in model_types() else None
+    return module
 
 
 def _read(

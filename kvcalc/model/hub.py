@@ -83,14 +83,14 @@ def _download(hub: Any, reference: str, repo_id: str, revision: str, most_bytes:
     try:
         url = hub.hf_hub_url(repo_id, _FILE, revision=revision)
         token = hub.get_token()
-        found = hub.get_hf_file_metadata(url, timeout=SECONDS, token=token)
+        metadata = hub.get_hf_file_metadata(url, timeout=SECONDS, token=token)
         # The commit becomes the name of a folder, and huggingface_hub would make the ETag the name of a file.
-        if not (found.commit_hash and _is_hash(found.commit_hash) and _is_hash(found.etag or "0")):
+        if not (metadata.commit_hash and _is_hash(metadata.commit_hash) and _is_hash(metadata.etag or "0")):
             raise RunError(f"{reference}: the server at HF_ENDPOINT is not a Hugging Face Hub", "check HF_ENDPOINT")
-        if found.size is not None and found.size > most_bytes:
-            raise ModelError(f"{reference}: its {_FILE} has {found.size:,} bytes; at most {most_bytes:,} are read")
+        if metadata.size is not None and metadata.size > most_bytes:
+            raise ModelError(f"{reference}: its {_FILE} has {metadata.size:,} bytes; at most {most_bytes:,} are read")
         data = _read(hub, reference, url, token, most_bytes)
-        return _store(hub.constants.HF_HUB_CACHE, repo_id, revision, found.commit_hash, data)
+        return _store(hub.constants.HF_HUB_CACHE, repo_id, revision, metadata.commit_hash, data)
     except KvcalcError:
         raise
     except Exception as error:

@@ -92,5 +92,5 @@ def weights_of_layers(groups: Sequence[LayerGroup], around: Around) -> ModelWeig
     numbers: dict[int, tuple[Layer, list[int]]] = {}
     for group in groups:
         numbers.setdefault(id(group.layer), (group.layer, []))[1].extend(range(group.first, group.last + 1))
-    blocks = (Block(around.prefix, found, layer.weights) for layer, found in numbers.values())
+    blocks = (Block(around.prefix, layers, layer.weights) for layer, layers in numbers.values())
     return ModelWeights(around.embedding, around.tied, (*blocks, *around.blocks))

@@ -33,9 +33,9 @@ def remembered_of_two(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _
         key: tuple[Any, ...] = (id(first), id(second), others)
         if named:
             key = (*key, *named.items())
-        found = kept.get(key)
-        if found is not None:
-            answer: _Answer = found[1]
+        known = kept.get(key)
+        if known is not None:
+            answer: _Answer = known[1]
             return answer
         return _keep(kept, key, (first, second), compute(first, second, *others, **named))
 
@@ -55,9 +55,9 @@ def remembered(function: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]
         key: tuple[Any, ...] = (id(first), others)
         if named:
             key = (*key, *named.items())
-        found = kept.get(key)
-        if found is not None:
-            answer: _Answer = found[1]
+        known = kept.get(key)
+        if known is not None:
+            answer: _Answer = known[1]
             return answer
         return _keep(kept, key, first, compute(first, *others, **named))
 

@@ -153,9 +153,9 @@ def _what_it_is_like(name: str) -> str:
     if dtype is not None:
         base = presets.find_preset(plain)
         release = None if base is not None else published_as(plain)
-        found = base.name if base is not None else release and release.preset
-        if found is not None:
-            return f"for the base model with {dtype} weights, type: {found} --dtype {dtype}."
+        preset = base.name if base is not None else release and release.preset
+        if preset is not None:
+            return f"for the base model with {dtype} weights, type: {preset} --dtype {dtype}."
     near = nearest_names(name)
     return (
         f"did you mean {' or '.join(near)}?"

@@ -26,11 +26,11 @@ def user_files() -> list[tuple[str, str]]:
     named = os.environ.get(VARIABLE)
     if named:
         folders = [os.path.expanduser(folder) for folder in named.split(os.pathsep) if folder]
-        found = [entry for folder in folders for entry in _files(folder, f"{VARIABLE}: ")]
+        entries = [entry for folder in folders for entry in _files(folder, f"{VARIABLE}: ")]
     else:
         folder = _config_folder()
-        found = [] if folder is None or not os.path.isdir(folder) else _files(folder, "")
-    return found
+        entries = [] if folder is None or not os.path.isdir(folder) else _files(folder, "")
+    return entries
 
 
 def folder_for_new() -> str | None:

@@ -74,16 +74,16 @@ def shipped_table(name: str) -> dict[str, Any]:
 def shipped_mapping(path: str, kind: str, name: str) -> dict[str, Any]:
     """The mapping in a shipped YAML file that is not a preset. The build's copy of it is compiled/KIND/NAME.json."""
     text = read_text(path, MAX_PRESET_BYTES)
-    found: Any = same_text(_compiled(kind, f"{name}.json"), text)
-    return _parsed(text, path) if found is None else dict(found)
+    compiled: Any = same_text(_compiled(kind, f"{name}.json"), text)
+    return _parsed(text, path) if compiled is None else dict(compiled)
 
 
 def shipped_mappings(kind: str, files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """The mappings in several such files, of which `files` has the paths by name. Their copy is compiled/_KIND.json."""
     texts = {name: read_text(path, MAX_PRESET_BYTES) for name, path in files.items()}
-    found: Any = same_text(_compiled(f"_{kind}.json"), texts)
-    if found is not None:
-        return dict(found)
+    compiled: Any = same_text(_compiled(f"_{kind}.json"), texts)
+    if compiled is not None:
+        return dict(compiled)
     return {name: _parsed(text, files[name]) for name, text in texts.items()}
 
 
@@ -107,9 +107,9 @@ def find_preset(name: str) -> Preset | None:
     """
     wanted = name.casefold()
     users, folder = user_files(), presets_folder()
-    own = [path for stem, path in users if stem == wanted]
-    if own:
-        return _only(name, [_load_own(path) for path in own])
+    paths = [path for stem, path in users if stem == wanted]
+    if paths:
+        return _only(name, [_load_own(path) for path in paths])
     path = os.path.join(folder, f"{wanted}.yaml")
     if os.path.basename(wanted) == wanted and os.path.isfile(path):
         return load_preset(path, is_users=False)
@@ -129,27 +129,27 @@ def shipped_presets() -> list[Preset]:
 @cache
 def shipped_aliases() -> Mapping[str, Alias]:
     """The names and aliases of the shipped presets, in lower case."""
-    found = compiled_aliases(presets_folder())
-    if found is not None:
-        return found
+    compiled = compiled_aliases(presets_folder())
+    if compiled is not None:
+        return compiled
     return {n.casefold(): Alias(n, preset.name) for preset in shipped_presets() for n in (preset.name, *preset.aliases)}
 
 
 @cache
 def published_aliases() -> Mapping[str, tuple[Alias, ...]]:
     """The shipped presets' names on the Hub, by the part after the organisation, in lower case."""
-    found: dict[str, tuple[Alias, ...]] = {}
+    by_name: dict[str, tuple[Alias, ...]] = {}
     for name, alias in shipped_aliases().items():
         if "/" in name:
             last = name.partition("/")[2]
-            found[last] = (*found.get(last, ()), alias)
-    return found
+            by_name[last] = (*by_name.get(last, ()), alias)
+    return by_name
 
 
 def list_presets() -> Presets:
     """Every preset, sorted by name, with the user's overrides, and the user's files that could not be used."""
     taken: dict[str, Preset] = {}
-    found: dict[str, Preset] = {}
+    by_name: dict[str, Preset] = {}
     problems: list[Problem] = []
     for _, path in user_files():
         try:
@@ -161,11 +161,11 @@ def list_presets() -> Presets:
             problems.append(Problem(path, error))
             continue
         taken.update(dict.fromkeys(names_of(preset), preset))
-        found[preset.name.casefold()] = preset
+        by_name[preset.name.casefold()] = preset
     for name, path in shipped_files(presets_folder()):
-        if name not in found:
-            found[name] = _load_listed(path)
-    return Presets([found[name] for name in sorted(found)], problems)
+        if name not in by_name:
+            by_name[name] = _load_listed(path)
+    return Presets([by_name[name] for name in sorted(by_name)], problems)
 
 
 def _load_listed(path: str) -> Preset:
@@ -213,13 +213,13 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
     config = mapping["config"]
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise ModelError(f"{name}: config must be a mapping of config.json keys")
-    own = mapping.get("aliases") or []
-    if not isinstance(own, list):
+    aliases = mapping.get("aliases") or []
+    if not isinstance(aliases, list):
         raise ModelError(f"{name}: aliases must be a list of names")
     preset = Preset(
         name=_text(mapping["name"], name, "name"),
         family=_optional_text(mapping.get("family"), name, "family"),
-        aliases=tuple(_text(alias, name, "aliases") for alias in own),
+        aliases=tuple(_text(alias, name, "aliases") for alias in aliases),
         source=_text(mapping["source"], name, "source"),
         date=_date(mapping["date"], name),
         note=_optional_text(mapping.get("note"), name, "note"),
@@ -266,16 +266,16 @@ def _clash(name: str, path: str, other: str) -> UsageError:
 
 def _with_alias(wanted: str, paths: list[str]) -> list[Preset]:
     """The user's presets with that alias. Broken files are skipped, because they may be unrelated to it."""
-    found = []
+    presets = []
     for path in paths:
         try:
             if wanted in read_text(path, MAX_PRESET_BYTES).casefold():
                 preset = _load_own(path)
                 if wanted in names_of(preset):
-                    found.append(preset)
+                    presets.append(preset)
         except KvcalcError:
             continue
-    return found
+    return presets
 
 
 def _shipped_alias(wanted: str, users: list[tuple[str, str]]) -> Preset | None:
@@ -284,8 +284,8 @@ def _shipped_alias(wanted: str, users: list[tuple[str, str]]) -> Preset | None:
     if alias is None:
         return None
     preset = load_preset(os.path.join(presets_folder(), f"{alias.preset}.yaml"), is_users=False)
-    own = [_load_own(path) for stem, path in users if stem == preset.name.casefold()]
-    return _only(preset.name, own) or preset
+    presets = [_load_own(path) for stem, path in users if stem == preset.name.casefold()]
+    return _only(preset.name, presets) or preset
 
 
 def _text(value: object, name: str, key: str) -> str:
@@ -327,9 +327,9 @@ def compiled_aliases(folder: str) -> dict[str, Alias] | None:
         with os.scandir(folder) as entries:
             sizes = {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".yaml")}
         with open(os.path.join(os.path.dirname(folder), "compiled", "_names.json"), encoding="utf-8") as file:
-            found = json.load(file)
-        if found["sizes"] != sizes:
+            document = json.load(file)
+        if document["sizes"] != sizes:
             return None
-        return {name.casefold(): Alias(name, preset) for name, preset in found["names"].items()}
+        return {name.casefold(): Alias(name, preset) for name, preset in document["names"].items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None  # no list, or a damaged one

@@ -59,12 +59,12 @@ class Release(NamedTuple):
 
 
 def _recipes() -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
+    recipes: dict[str, Recipe] = {}
     for name, row in _TABLE["recipes"].items():
-        base = found[row["like"]] if "like" in row else Recipe(row["stored"], {}, dtype=row.get("dtype"))
+        base = recipes[row["like"]] if "like" in row else Recipe(row["stored"], {}, dtype=row.get("dtype"))
         stored, changes = row.get("stored", base.stored), {**base.changes, **row.get("changes", {})}
-        found[name] = Recipe(stored, {**base.config, **row.get("config", {})}, changes, base.dtype)
-    return found
+        recipes[name] = Recipe(stored, {**base.config, **row.get("config", {})}, changes, base.dtype)
+    return recipes
 
 
 _TABLE = shipped_table("releases")

@@ -62,12 +62,12 @@ class Body(NamedTuple):
 def _layers(mixers: Sequence[tuple[Mixer, ...]], body: Body) -> Iterator[Layer]:
     """Yield every layer. Layers with the same mixers and the same MLP are the same object."""
     made: dict[tuple[int, int], Layer] = {}
-    for number, own in enumerate(mixers):
+    for number, mixer in enumerate(mixers):
         mlp = body.mlps[number] if body.mlps else ()
-        key = (id(own), id(mlp))
+        key = (id(mixer), id(mlp))
         layer = made.get(key)
         if layer is None:
-            layer = made[key] = Layer(own, mlp, body.norms)
+            layer = made[key] = Layer(mixer, mlp, body.norms)
         yield layer
 
 
@@ -85,13 +85,13 @@ class ConfigReader(TypedConfig):
             return None
         if not isinstance(stated, Mapping):
             raise self._bad("per_layer_config", stated, "must be an object")
-        found: list[Mapping[str, object]] = [{} for _ in range(num_layers)]
-        for key, own in stated.items():
+        by_layer: list[Mapping[str, object]] = [{} for _ in range(num_layers)]
+        for key, value in stated.items():
             number = int(key) if isinstance(key, str) and key.isdecimal() else -1
-            if not 0 <= number < num_layers or not isinstance(own, Mapping):
+            if not 0 <= number < num_layers or not isinstance(value, Mapping):
                 raise self._bad("per_layer_config", key, f"must be an object of layers from 0 to {num_layers - 1}")
-            found[number] = own
-        return found
+            by_layer[number] = value
+        return by_layer
 
     def num_layers(self, *keys: str) -> int:
         """Return the number of layers. Raises ModelError if it is more than MAX_LAYERS."""
@@ -151,11 +151,11 @@ class ConfigReader(TypedConfig):
         attention module. `positions` are the keys for the longest context.
         """
         around, reason = None, f"the weights of model_type {model_type} are not counted"
-        found = Body()
+        weights = Body()
         if body is not None:
             try:
-                found, reason = body(), ""
-                around = found.around
+                weights, reason = body(), ""
+                around = weights.around
             except ModelError as error:
                 reason = error.message
         if attention is None:
@@ -168,7 +168,7 @@ class ConfigReader(TypedConfig):
             source=self.source,
             model_type=model_type,
             attention=attention,
-            layers=group_layers(_layers(mixers, found)),
+            layers=group_layers(_layers(mixers, weights)),
             max_position_embeddings=self.optional_integer(*positions),
             torch_dtype=self.torch_dtype(),
             is_encoder=is_encoder,
@@ -190,5 +190,5 @@ class ConfigReader(TypedConfig):
 
     def _quantization(self) -> object:
         """The quantization_config. mlx_lm.convert before 0.21 wrote only `quantization`, with the same content."""
-        stated, own = self.config.get("quantization_config"), self.config.get("quantization")
-        return own if stated is None and isinstance(own, Mapping) and {"bits", "group_size"} <= own.keys() else stated
+        stated, mlx = self.config.get("quantization_config"), self.config.get("quantization")
+        return mlx if stated is None and isinstance(mlx, Mapping) and {"bits", "group_size"} <= mlx.keys() else stated

@@ -47,10 +47,10 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
     if reference.startswith("hf:"):
         from kvcalc.model.hub import fetch_config
 
-        found = fetch_config(reference, MAX_CONFIG_BYTES)
-        config = _json_object(read_text(found.path, MAX_CONFIG_BYTES), reference)
-        spec = _with_processor(read(config, found.name, found.source), os.path.dirname(found.path))
-        return spec._replace(reference=found.name)
+        fetched = fetch_config(reference, MAX_CONFIG_BYTES)
+        config = _json_object(read_text(fetched.path, MAX_CONFIG_BYTES), reference)
+        spec = _with_processor(read(config, fetched.name, fetched.source), os.path.dirname(fetched.path))
+        return spec._replace(reference=fetched.name)
     if not _is_path(reference):
         preset = presets.find_preset(reference)
         if preset is not None:
@@ -87,27 +87,27 @@ def find_published(name: str) -> ModelSpec | None:
 
 def _load_pasted(reference: str, read: _Read) -> ModelSpec:
     """The model for a name that is not a preset's. ModelError (exit 3) if it is not certain which model it is."""
-    found = _find_pasted(reference, read, any_owner=True)
-    if found is None:
+    pasted = _find_pasted(reference, read, any_owner=True)
+    if pasted is None:
         from kvcalc.model.pasted import unknown_model
 
         raise unknown_model(reference)
-    return found
+    return pasted
 
 
 def _find_pasted(reference: str, read: _Read, *, any_owner: bool = False) -> ModelSpec | None:
     from kvcalc.model.pasted import find_pasted
 
-    found = find_pasted(reference, any_owner=any_owner)
-    if found is None:
+    pasted = find_pasted(reference, any_owner=any_owner)
+    if pasted is None:
         return None
-    spec = read(found.config, found.name, found.preset.source)
-    if found.has_mtp and not spec.num_draft_layers:
+    spec = read(pasted.config, pasted.name, pasted.preset.source)
+    if pasted.has_mtp and not spec.num_draft_layers:
         return None
-    return _with_tower(spec, found.has_unknown_tower)._replace(
-        reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype,
-        published_bytes=found.published_bytes, has_unread_recipe=found.has_unread_recipe,
-        named_file=found.file,
+    return _with_tower(spec, pasted.has_unknown_tower)._replace(
+        reference=pasted.reference, remarks=(*spec.remarks, pasted.remark), named_dtype=pasted.dtype,
+        published_bytes=pasted.published_bytes, has_unread_recipe=pasted.has_unread_recipe,
+        named_file=pasted.file,
     )  # fmt: skip
 
 
@@ -192,8 +192,8 @@ def published_config(reference: str) -> tuple[dict[str, object], str, str]:
     if reference.startswith("hf:"):
         from kvcalc.model.hub import fetch_config
 
-        found = fetch_config(reference, MAX_CONFIG_BYTES)
-        return _json_object(read_text(found.path, MAX_CONFIG_BYTES), reference), found.name, found.source
+        fetched = fetch_config(reference, MAX_CONFIG_BYTES)
+        return _json_object(read_text(fetched.path, MAX_CONFIG_BYTES), reference), fetched.name, fetched.source
     path = expanded(reference)
     if os.path.isdir(path):
         path = _config_in(path)
@@ -228,9 +228,9 @@ def _with_processor(spec: ModelSpec, folder: str) -> ModelSpec:
         path = os.path.join(folder, file)
         if os.path.isfile(path):
             stated = _json_object(read_text(path, MAX_CONFIG_BYTES), path)
-            found = stated if inner is None else stated.get(inner)
-            if isinstance(found, dict):
-                return spec._replace(multimodal={**spec.multimodal, "preprocessor_config": found})
+            processor = stated if inner is None else stated.get(inner)
+            if isinstance(processor, dict):
+                return spec._replace(multimodal={**spec.multimodal, "preprocessor_config": processor})
     return spec
 
 
@@ -290,9 +290,9 @@ class _TwiceError(Exception):
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object's keys and values. Raises _TwiceError if a key has two values, because either could be meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         for key, value in pairs:
-            if found[key] != value:
+            if mapping[key] != value:
                 raise _TwiceError(key)
-    return found
+    return mapping

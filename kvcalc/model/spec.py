@@ -230,12 +230,12 @@ def map_attention(spec: ModelSpec, change: Callable[[Attention], Attention]) -> 
 
 def distinct_caches(spec: ModelSpec) -> list[tuple[Cache, int]]:
     """Return each distinct cache of a model once, in layer order, with the number of layers that have it."""
-    found: dict[tuple[type[Cache], Cache], int] = {}
+    counts: dict[tuple[type[Cache], Cache], int] = {}
     for group in spec.layers:
         for cache in group.caches:
             key = (type(cache), cache)
-            found[key] = found.get(key, 0) + group.num_layers
-    return [(cache, num_layers) for (_, cache), num_layers in found.items()]
+            counts[key] = counts.get(key, 0) + group.num_layers
+    return [(cache, num_layers) for (_, cache), num_layers in counts.items()]
 
 
 @remembered

@@ -47,8 +47,8 @@ def module_of(family: str) -> ModuleType:
 def reader_of(family: str) -> Callable[..., Any]:
     """The function that reads a config of a family."""
     module = module_of(family)
-    found: Callable[..., Any] = getattr(module, f"read_{family}", None) or module.read
-    return found
+    read: Callable[..., Any] = getattr(module, f"read_{family}", None) or module.read
+    return read
 
 
 @cache
@@ -85,5 +85,5 @@ def made(folder: str, name: str, arguments: Mapping[str, Any] | None) -> Any:
     Its module is imported now.
     """
     module, _, function = name.partition(".")
-    found = getattr(import_module(f"kvcalc.model.{folder}.{module}"), function)
-    return partial(found, **arguments) if arguments else found
+    function_of = getattr(import_module(f"kvcalc.model.{folder}.{module}"), function)
+    return partial(function_of, **arguments) if arguments else function_of

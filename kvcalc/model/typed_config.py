@@ -129,17 +129,17 @@ class TypedConfig:
 
     def pair(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
         """Return the two integers above zero in the list under `key`, or `default` if the key is missing or null."""
-        found = self.integers(key, least=1)
-        if len(found) not in (0, 2):
-            raise self._bad(key, found, "must be a list of two integers")
-        return (found[0], found[1]) if found else default
+        numbers = self.integers(key, least=1)
+        if len(numbers) not in (0, 2):
+            raise self._bad(key, numbers, "must be a list of two integers")
+        return (numbers[0], numbers[1]) if numbers else default
 
     def integer_or_list(self, key: str, most: int = MAX_INTEGER) -> list[int]:
         """Return the integers above zero under `key`: a list of them, or one. Empty if the key is missing or null."""
         if self.is_list(key):
             return self.integers(key, least=1, most=most)
-        found = self.optional_integer(key, most=most)
-        return [] if found is None else [found]
+        number = self.optional_integer(key, most=most)
+        return [] if number is None else [number]
 
     def listed(self, key: str) -> Sequence[object] | None:
         """Return the list under `key`, whose items are unchecked; None if the key is missing or null."""
@@ -159,10 +159,10 @@ class TypedConfig:
         """Return the pairs of integers above zero in the list under `key`; empty if the key is missing or null."""
         value = self.listed(key) or ()
         readers = (type(self)({key: item}, self.name, self.source) for item in value)
-        found = [reader.integer_or_list(key, most) for reader in readers]
-        if any(len(pair) != 2 for pair in found):
+        values = [reader.integer_or_list(key, most) for reader in readers]
+        if any(len(pair) != 2 for pair in values):
             raise self._bad(key, value, "must be a list of pairs of integers above zero")
-        return [(pair[0], pair[1]) for pair in found]
+        return [(pair[0], pair[1]) for pair in values]
 
     def chosen(self, key: str, meanings: Mapping[Item, Value], must: str) -> list[Value] | None:
         """Return the meaning of each item of a list, or of each letter of a string; None if the key is missing or null.
@@ -189,10 +189,10 @@ class TypedConfig:
     def objects(self: Own, key: str) -> list[Own]:
         """Return a reader of each object in the list under `key`; empty if the key is missing or null."""
         value = self.listed(key) or ()
-        found = [item for item in value if isinstance(item, Mapping)]
-        if len(found) < len(value):
+        mappings = [item for item in value if isinstance(item, Mapping)]
+        if len(mappings) < len(value):
             raise self._bad(key, value, "must be a list of objects")
-        return [type(self)(item, f"{self.name}: {key}", self.source) for item in found]
+        return [type(self)(item, f"{self.name}: {key}", self.source) for item in mappings]
 
     def all_integers(self) -> list[int]:
         """Return all values of the config, which must be integers above zero."""
@@ -260,8 +260,8 @@ class TypedConfig:
     def number_in(self, key: str, prefix: str, default: int, *, most: int) -> int:
         """Return the number from 1 to `most` that follows `prefix` in the string under `key`, or `default`."""
         digits = (self.word(key) or "").removeprefix(prefix)
-        found = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < _SHOWN else 0
-        return found if 0 < found <= most else default
+        number = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < _SHOWN else 0
+        return number if 0 < number <= most else default
 
     def fraction(self, key: str, *, most: int) -> tuple[int, int]:
         """Return the two numbers up to `most` of a fraction such as "1/4". Raises ModelError if it is missing."""
@@ -292,14 +292,14 @@ class TypedConfig:
             raise self._bad(key, value, why)
 
     def _look_up(self, keys: tuple[str, ...]) -> object:
-        found = [(key, self.config[key]) for key in keys if self.config.get(key) is not None]
-        for key, value in found[1:]:
-            if value != found[0][1]:
-                raise ModelError(f"{self.name}: {found[0][0]} is {_shown(found[0][1])} but {key} is {_shown(value)}")
-        if found and self.facts is not None:
+        stated = [(key, self.config[key]) for key in keys if self.config.get(key) is not None]
+        for key, value in stated[1:]:
+            if value != stated[0][1]:
+                raise ModelError(f"{self.name}: {stated[0][0]} is {_shown(stated[0][1])} but {key} is {_shown(value)}")
+        if stated and self.facts is not None:
             inside = self.name.partition(": ")[2].replace(": ", ".")
-            self.facts.values[f"{inside}.{found[0][0]}" if inside else found[0][0]] = found[0][1]
-        return found[0][1] if found else None
+            self.facts.values[f"{inside}.{stated[0][0]}" if inside else stated[0][0]] = stated[0][1]
+        return stated[0][1] if stated else None
 
     def _missing(self, key: str) -> ModelError:
         if key in self.config:

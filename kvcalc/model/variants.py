@@ -36,7 +36,7 @@ class WhatIf(NamedTuple):
         has_ranks = self.kv_lora_rank is not None or self.qk_rope_head_dim is not None
         kind = self.attention
         if kind is not None and kind not in VARIANTS:
-            several = all(one.strip() in (*VARIANTS, "all") for one in kind.split(","))
+            several = all(word.strip() in (*VARIANTS, "all") for word in kind.split(","))
             hint = f"one of {', '.join(VARIANTS)}"
             if several:
                 hint = f"give one; for several: kvcalc compare MODEL --attention {kind}"

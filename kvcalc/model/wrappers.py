@@ -77,10 +77,10 @@ def _minicpm(config: Mapping[str, object], name: str) -> str:
     """The type of the language model in a flat config of MiniCPM-V or MiniCPM-o."""
     oldest = "2.0" if (config.get("hidden_size"), config.get("query_num")) == (2304, 64) else "2.5"
     version = config.get("version", oldest)
-    found = _MINICPM.get(str(version))
-    if found is None:
+    language_model = _MINICPM.get(str(version))
+    if language_model is None:
         raise ModelError(f"{name}: version {str(version)[:40]!r} of MiniCPM-V is not known", ", ".join(_MINICPM))
-    return found
+    return language_model
 
 
 def without_flat_keys(config: Mapping[str, object], outer: str) -> Mapping[str, object] | None:
@@ -117,17 +117,17 @@ def language_model(
     if is_flat(config, outer):
         chosen = _minicpm(config, name) if outer in ("minicpmo", "minicpmv") else str(wrapper.inner)
         return {**config, "model_type": chosen}, chosen
-    found = config
+    merged = config
     own: Mapping[str, object] = {}
     for key in wrapper.keys:
-        inner = found.get(key)
+        inner = merged.get(key)
         if inner is None:
             raise ModelError(f"{name}: {key} is missing: {outer} has its language model there")
         if not isinstance(inner, Mapping):
             raise ModelError(f"{name}: {key} must be an object")
         own = inner
-        found = {**{inherited: found[inherited] for inherited in _INHERITED if inherited in found}, **inner}
-    stated = found.get("model_type")
+        merged = {**{inherited: merged[inherited] for inherited in _INHERITED if inherited in merged}, **inner}
+    stated = merged.get("model_type")
     model_type = wrapper.inner if wrapper.forced or stated in (None, "", outer) else stated
     model_type = _RENAMED.get(str(model_type), model_type)
     if not isinstance(model_type, str):
@@ -137,4 +137,4 @@ def language_model(
     tied: dict[str, object] = {}
     if outer in _TIED_OUTSIDE and own.get("tie_word_embeddings") is not None:
         tied = {"tie_word_embeddings": config.get("tie_word_embeddings", False)}
-    return {**defaults, **found, **tied, "model_type": model_type}, model_type
+    return {**defaults, **merged, **tied, "model_type": model_type}, model_type

@@ -91,8 +91,8 @@ def _suggest(parts: Sequence[str | int], depth: int, known: Iterable[str]) -> st
         or _with_last_part_like(typed, by_parts)
     )
     text = ".".join(typed)
-    closest = sorted(paths, key=lambda one: (-SequenceMatcher(None, text, ".".join(one)).ratio(), len(one)))
-    names = [".".join((*_as_typed(parts, one), *one[len(parts) :])) for one in closest[:_MOST_HINTS]]
+    closest = sorted(paths, key=lambda path: (-SequenceMatcher(None, text, ".".join(path)).ratio(), len(path)))
+    names = [".".join((*_as_typed(parts, path), *path[len(parts) :])) for path in closest[:_MOST_HINTS]]
     return f"did you mean {' or '.join(names)}?" if names else None
 
 

@@ -164,10 +164,10 @@ def longest_context(case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrink
         return 0
     needed = _needed(case, pool_shrinkage)
     if pool_shrinkage is None and not case.encoder_follows_context:
-        found = case.allocation.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
+        longest = case.allocation.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
-        found = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
-    return _longest_running(case, kv_memory_bytes, found)
+        longest = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
+    return _longest_running(case, kv_memory_bytes, longest)
 
 
 def _longest_running(case: Case, kv_memory_bytes: int, longest: int | None) -> int | None:

@@ -161,10 +161,10 @@ def row_sizes(
         return "the bytes of the weights are not known"
     # The last one is the whole table, of which the devices have rows if it is also the output head.
     whole = [*rows.parts, ModelWeights(weights.embedding, weights.tied, ())]
-    found = part_bytes(model, spec, dtype, model_dtype, whole)
-    if found is None:
+    parts = part_bytes(model, spec, dtype, model_dtype, whole)
+    if parts is None:
         return "the bytes of the weights are not known"
-    *sizes, table = found
+    *sizes, table = parts
     sizes = [size + table * held // weights.embedding.rows for size, held in zip(sizes, rows.head_rows)]
     if not tables_on_host:
         sizes[0] += table if not weights.tied else 0

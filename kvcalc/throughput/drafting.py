@@ -74,7 +74,7 @@ class DraftingModel(SpeedModel):
         if not self._other_passes:
             return first
         other = self.drafter.decode(batch, context_tokens, 1, busiest)
-        return Step(*(one + self._other_passes * more for one, more in zip(first, other)))
+        return Step(*(seconds + self._other_passes * more for seconds, more in zip(first, other)))
 
     def roofline(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The ideal seconds of the same step: the target's and every pass of the drafter, one after another."""
@@ -149,4 +149,4 @@ _NOTHING = Step(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _sum(first: Step, second: Step) -> Step:
-    return Step(*(one + other for one, other in zip(first, second)))
+    return Step(*(seconds + other for seconds, other in zip(first, second)))

@@ -72,7 +72,7 @@ OF_ENGINE = ("step", "sequence", "communication")
 
 def _scaled(name: str, value: Any, scale: float) -> Any:
     if isinstance(value, Mapping):
-        return {kind: _scaled(name, one, scale) for kind, one in value.items()}
+        return {kind: _scaled(name, each, scale) for kind, each in value.items()}
     scaled = value * scale
     return max(1.0, scaled) if name.endswith("overhead") else scaled
 

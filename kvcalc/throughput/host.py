@@ -95,7 +95,7 @@ class HostedModel(SpeedModel):
         step = after.beside(parts, batch, query_tokens, busiest)
         if before is not after:
             moved = (b - a for b, a in zip(after.decode(batch, 1, query_tokens), before.decode(batch, 1, query_tokens)))
-            step = Step(*(one + more for one, more in zip(step, moved)))
+            step = Step(*(seconds + more for seconds, more in zip(step, moved)))
         host, scores = self._weights(tokens + added) - self._weights(tokens), self._scores(parts)
         return _with(step, (0.0, 0.0, scores), host)
 
@@ -157,8 +157,8 @@ class HostedModel(SpeedModel):
 
     def _moves(self, tokens: float) -> float:
         """The seconds in which activations go from the host to the device or back."""
-        one = SWITCH_SECONDS + tokens * self.host.counts.hidden_size * _ACTIVATION_BYTES / self._pcie
-        return self.host.switches * one
+        switch = SWITCH_SECONDS + tokens * self.host.counts.hidden_size * _ACTIVATION_BYTES / self._pcie
+        return self.host.switches * switch
 
 
 def _tokens_of(parts: Sequence[Part]) -> float:

@@ -212,7 +212,7 @@ class SpeedModel:
         of_all = max(1.0, batch / stages) * query_tokens
         work = self._prompt_work(parts)
         if stages > 1:  # each stage computes another part of the prompts at the same time
-            work = PromptWork(*(one / stages for one in work))
+            work = PromptWork(*(part / stages for part in work))
         return Step._make(map(sub, self._matrices(work, tokens, of_all), self._without_prompts(tokens, of_all)))
 
     def alone(self, parts: Sequence[Part]) -> Step:

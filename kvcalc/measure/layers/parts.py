@@ -69,7 +69,7 @@ def parts_of(spec: ModelSpec) -> list[Part]:
         owners = [mixer for mixer in group.layer.mixers for _ in mixer.caches]
         shapes = [_shape_of(spec, group.first, cache, mixer) for cache, mixer in zip(group.caches, owners)]
         for layer in range(group.first, group.last + 1):
-            parts += [Part(layer, cache, found) for cache, found in zip(group.caches, shapes) if not _is_empty(cache)]
+            parts += [Part(layer, cache, shape) for cache, shape in zip(group.caches, shapes) if not _is_empty(cache)]
     if not parts:
         raise ModelError(f"{spec.name}: no layer has a cache")
     return parts

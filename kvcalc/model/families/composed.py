@@ -60,8 +60,8 @@ def _image_tokens(encoder: ConfigReader) -> int | None:
         for _ in range(encoder.number_of("depths", _DEPTHS) - 1):
             height, width = (height + 1) // 2, (width + 1) // 2
     elif kind in _REGISTERS:
-        found = encoder.optional_integer("num_register_tokens", least=0)
-        more += _REGISTERS[kind] if found is None else found
+        registers = encoder.optional_integer("num_register_tokens", least=0)
+        more += _REGISTERS[kind] if registers is None else registers
     return height * width + more
 
 
@@ -74,5 +74,5 @@ def _sides(encoder: ConfigReader) -> tuple[int, int]:
 
 
 def _with_cross_attention(layer: Layer) -> Layer:
-    own = next(mixer for mixer in layer.mixers if isinstance(mixer, Attention))
-    return layer._replace(mixers=(*layer.mixers, Attention(own.shape, is_cross=True)))
+    attention = next(mixer for mixer in layer.mixers if isinstance(mixer, Attention))
+    return layer._replace(mixers=(*layer.mixers, Attention(attention.shape, is_cross=True)))

@@ -49,7 +49,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         from kvcalc.model.families.layered import CALLED
 
         known = Row({}, config, {**FUNCTIONS, **facts}, CALLED)
-        facts = {**facts, **{field: known.value(one) for field, one in facts["computed"].items()}}
+        facts = {**facts, **{field: known.value(formula) for field, formula in facts["computed"].items()}}
     decoder = Decoder(facts)
     defaults = decoder.defaults
     if any(config.has(key) for key in _WINDOW_KEYS[1:]):
@@ -71,8 +71,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     made: dict[tuple[int, bool], tuple[Attention, ...]] = {}
     mixers = []
     for heads, is_sliding in zip(_heads_by_layer(config, decoder, shape, num_layers), sliding):
-        own = Attention(shape._replace(num_heads=heads), window if is_sliding else None, names=names)
-        mixers.append(made.setdefault((heads, is_sliding), (own,)))
+        attention = Attention(shape._replace(num_heads=heads), window if is_sliding else None, names=names)
+        mixers.append(made.setdefault((heads, is_sliding), (attention,)))
     return config.model(
         model_type,
         mixers,
@@ -138,10 +138,10 @@ def _kv_heads(config: ConfigReader, row: Decoder, num_heads: int) -> int:
     stated = None
     if key:
         stated = config.integer(key) if row.states_kv_heads else config.optional_integer(key)
-    own = row.num_kv_heads or num_heads
-    if stated not in (None, own) and (row.num_kv_heads is not None or not row.grouped):
-        raise config.error(f"{key} is {stated}, but the family's own keys give {own}")
-    return config.check_groups(num_heads, own if row.num_kv_heads else stated or num_heads)
+    kv_heads = row.num_kv_heads or num_heads
+    if stated not in (None, kv_heads) and (row.num_kv_heads is not None or not row.grouped):
+        raise config.error(f"{key} is {stated}, but the family's own keys give {kv_heads}")
+    return config.check_groups(num_heads, kv_heads if row.num_kv_heads else stated or num_heads)
 
 
 def _head_dim(config: ConfigReader, row: Decoder, hidden_size: int | None, num_heads: int) -> int:

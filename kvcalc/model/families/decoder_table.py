@@ -131,23 +131,23 @@ def model_types() -> tuple[str, ...]:
 
 def architectures() -> dict[str, str]:
     """The architectures of GGUF files, each with the model_type that it is."""
-    return {name: model_type for model_type, own in rows().items() for name in _listed(own.get("gguf", []))}
+    return {name: model_type for model_type, stated in rows().items() for name in _listed(stated.get("gguf", []))}
 
 
 @cache
 def row(name: str) -> dict[str, Any]:
     """The facts of a row, with those of the rows that it is `like`: what a `Decoder` takes. KeyError for no row."""
-    own = rows()[name]
+    stated = rows()[name]
     facts: dict[str, Any] = {}
     defaults: dict[str, object] = {}
-    for other in _listed(own.get("like", [])):
+    for other in _listed(stated.get("like", [])):
         facts.update(row(other))
         defaults.update(row(other)["defaults"])
-    defaults.update(own.get("defaults", {}))
-    defaults.update({key: own[field] for field, key in _DEFAULTED.items() if own.get(field) is not None})
-    if "bias" in own:
-        facts.update({"qkv_bias": own["bias"], "output_bias": own["bias"]})
-    for field, value in own.items():
+    defaults.update(stated.get("defaults", {}))
+    defaults.update({key: stated[field] for field, key in _DEFAULTED.items() if stated.get(field) is not None})
+    if "bias" in stated:
+        facts.update({"qkv_bias": stated["bias"], "output_bias": stated["bias"]})
+    for field, value in stated.items():
         if field in Decoder.__annotations__:
             frozen = _frozen(value)
             facts[field] = _MADE[field](frozen) if field in _MADE else frozen

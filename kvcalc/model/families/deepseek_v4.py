@@ -43,8 +43,8 @@ class CompressedMixer(NamedTuple):
 
     def flops(self, ranks: int) -> tuple[Flops, ...]:
         """Return the operations for one token in the window."""
-        own = 4 * max(1, self.num_heads // ranks) * self.cache.head_dim
-        return ((own, own),)
+        width = 4 * max(1, self.num_heads // ranks) * self.cache.head_dim
+        return ((width, width),)
 
 
 def compressed(row: Row, cache: CompressedAttention, *parts: Weight | tuple[Weight, ...]) -> CompressedMixer:
@@ -115,7 +115,7 @@ def caches_of_sources(row: Row) -> list[CompressedAttention]:
 
     def of_source(number: int) -> CompressedAttention:
         until = next((later for later in sources if later > number), num_layers)
-        readers, scorers = (sum(number <= one < until for one in layers) for layers in (compressed, indexers))
+        readers, scorers = (sum(number <= layer < until for layer in layers) for layers in (compressed, indexers))
         plain = window(row, rates[number], row["index_head_dim"], row["index_topk"])
         return plain._replace(index_from_entries=True, readers=readers, scorers=scorers)
 

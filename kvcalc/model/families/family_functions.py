@@ -38,12 +38,12 @@ def gpt_neo(row: Row) -> list[str]:
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= num_layers:
             raise config.error("attention_types must repeat a list at most as often as there are layers")
         kinds += [*names] * times
-    found = [kind for kind in kinds if isinstance(kind, str) and kind in known]
-    if not len(kinds) == len(found) == num_layers:
+    known_kinds = [kind for kind in kinds if isinstance(kind, str) and kind in known]
+    if not len(kinds) == len(known_kinds) == num_layers:
         raise config.error(f"attention_types must name global or local for each of {num_layers} layers")
-    if config.strings("attention_layers", num_layers, known) not in (None, found):
+    if config.strings("attention_layers", num_layers, known) not in (None, known_kinds):
         raise config.error("attention_layers contradicts attention_types")
-    return found
+    return known_kinds
 
 
 def hrm(row: Row, order: list[str]) -> list[str]:
@@ -78,10 +78,10 @@ def iquest_q1(row: Row) -> list[str]:
 
 def with_ngrams(row: Row, order: list[str]) -> list[str]:
     """The layers in ple_layer_ids, counted from 1, have features of n-grams."""
-    found = row.reader.integers("ple_layer_ids", least=1, most=len(order))
-    if any(order[number - 1] != "linear_attention" for number in found):
+    layers = row.reader.integers("ple_layer_ids", least=1, most=len(order))
+    if any(order[number - 1] != "linear_attention" for number in layers):
         raise row.reader.error("ple_layer_ids: only layers with linear_attention may have n-grams")
-    return ["_with_ngrams" if number in found else kind for number, kind in enumerate(order, 1)]
+    return ["_with_ngrams" if number in layers else kind for number, kind in enumerate(order, 1)]
 
 
 def stream_mixer(row: Row, name: str, injected: int) -> tuple[Weight, ...]:
@@ -214,17 +214,17 @@ def plamo3_window(row: Row) -> int:
 def domynedge(row: Row) -> list[tuple[int, int | None]]:
     """The width of the heads and the window of every layer."""
     config, num_layers = row.reader, row["num_layers"]
-    stated, own = config.per_layer(num_layers), config.optional_integer("head_dim")
-    widths = [layer.get("head_dim", own) for layer in stated] if stated else config.integers("head_sizes", least=1)
+    stated, head_dim = config.per_layer(num_layers), config.optional_integer("head_dim")
+    widths = [layer.get("head_dim", head_dim) for layer in stated] if stated else config.integers("head_sizes", least=1)
     firsts = [pair[0] if isinstance(pair, list) and pair else None for pair in config.items("window_sizes")]
     if not len(widths) == len(firsts) == num_layers:
         raise config.error(f"the widths and window_sizes must list {num_layers} layers")
-    found: list[tuple[int, int | None]] = []
+    sizes: list[tuple[int, int | None]] = []
     for width, window in zip(widths, firsts):
         if not isinstance(width, int) or not isinstance(window, int):
             raise config.error("the widths of heads and the windows must be numbers")
-        found.append((width, window + 1 if window > 0 else None))
-    return found
+        sizes.append((width, window + 1 if window > 0 else None))
+    return sizes
 
 
 def dots_window(row: Row) -> AttentionShape:
@@ -232,15 +232,15 @@ def dots_window(row: Row) -> AttentionShape:
     config, kinds = row.reader, row["order"]
     stated, defaults = config.per_layer(len(kinds)), defaults_of("_dots3_note_window")
     if stated is None:
-        own = {**defaults, **config.shares({f"swa_{key}": key for key in defaults})}
+        layer_facts = {**defaults, **config.shares({f"swa_{key}": key for key in defaults})}
         rope = config.optional_integer("swa_qk_rope_head_dim")
     else:
         layers = [layer for layer, kind in zip(stated, kinds) if kind == "sliding_attention"]
         if any(layer != layers[0] for layer in layers):
             raise config.error("per_layer_config: all layers with a window must be alike")
-        own = {**defaults, **config.shares({key: key for key in defaults}), **(layers[0] if layers else {})}
-        rope = ConfigReader(own, config.name, config.source).optional_integer("qk_rope_head_dim")
-    merged = config.with_values(own)
+        layer_facts = {**defaults, **config.shares({key: key for key in defaults}), **(layers[0] if layers else {})}
+        rope = ConfigReader(layer_facts, config.name, config.source).optional_integer("qk_rope_head_dim")
+    merged = config.with_values(layer_facts)
     width = rope or merged.integer("head_dim") - merged.integer("qk_nope_head_dim")
     own_width = merged.without("qk_rope_head_dim").with_defaults({"qk_rope_head_dim": width})
     return latent_shape(own_width)._replace(head_gate=True)
@@ -361,11 +361,11 @@ def step_sparse(row: Row) -> Collection[int]:
     """moe_layers_enum lists the layers with experts, or is a text with commas; by default all but the first three."""
     config, number = row.reader, row["num_layers"]
     if config.is_list("moe_layers_enum"):
-        found = config.integers("moe_layers_enum", most=MAX_LAYERS)
+        sparse = config.integers("moe_layers_enum", most=MAX_LAYERS)
     else:
         stated = {f"{layer}": layer for layer in range(number)}
         words = (config.word("moe_layers_enum") or "").replace(" ", "").split(",")
-        found = [stated[word] for word in words if word in stated]
+        sparse = [stated[word] for word in words if word in stated]
     first = config.optional_integer("first_k_dense_replace", least=0)
-    default = found or range(min(3 if first is None else first, number), number)
+    default = sparse or range(min(3 if first is None else first, number), number)
     return listed_sparse_layers(config, number, default)

@@ -17,8 +17,8 @@ def read_gemma4_assistant(config: ConfigReader, model_type: str) -> ModelSpec:
     It joins the model's embedding and hidden state, of backbone_hidden_size each, and gives a hidden state back. Its
     output head is the embedding of its own. Source: Gemma4MTP, gemma4_mtp.py of vLLM 0.33.0.
     """
-    own = {**config.shares({key: key for key in ("torch_dtype", "dtype")}), "hidden_size_per_layer_input": 0}
-    text = config.nested("text_config").with_defaults(own)
+    shared = {**config.shares({key: key for key in ("torch_dtype", "dtype")}), "hidden_size_per_layer_input": 0}
+    text = config.nested("text_config").with_defaults(shared)
     text = text.with_values({"_is_drafter": True, "num_kv_shared_layers": text.num_layers("num_hidden_layers")})
     width, backbone = text.integer("hidden_size"), config.integer("backbone_hidden_size")
     more = [linear("pre_projection", 2 * backbone, width), linear("post_projection", width, backbone)]

@@ -41,8 +41,8 @@ def integer(row: Row, key: str, *, least: int = 1, most: int = MAX_INTEGER, of: 
 
 def optional(row: Row, key: str, default: Any = None, *, least: int = 1, most: int = MAX_INTEGER, of: str = "") -> Any:
     """The integer under a key, or the default, which may be a formula."""
-    found = row.inside(of).optional_integer(*key.split("|"), least=least, most=most)
-    return row.value(default) if found is None else found
+    number = row.inside(of).optional_integer(*key.split("|"), least=least, most=most)
+    return row.value(default) if number is None else number
 
 
 def times(row: Row, key: str) -> int:
@@ -270,7 +270,7 @@ def encoder(prefix: str, number: int, *parts: Attention | Weight | tuple[Weight,
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{found.__name__: found for found in (
+    **{function.__name__: function for function in (
         block, changed, encoder, gated_mlp, hyper_connection, int, linear, lookup, mamba, mamba2, norm, other,
         plain_mlp, replicated, round_up, router, short_convolution, weights,
     )},

@@ -34,8 +34,8 @@ def numbered(row: Row, key: str, one: str, rest: str, *, beyond: bool = False) -
     """The kinds by a list of the layers of one kind. `beyond`: it may name layers that there are not."""
     if not row.reader.has(key):
         return None
-    found = row.reader.integers(key, most=MAX_LAYERS if beyond else row["num_layers"] - 1)
-    return [one if layer in found else rest for layer in range(row["num_layers"])]
+    numbers = row.reader.integers(key, most=MAX_LAYERS if beyond else row["num_layers"] - 1)
+    return [one if layer in numbers else rest for layer in range(row["num_layers"])]
 
 
 def one_in(row: Row, step: int, one: str, rest: str, at: int | None = None, first: int = 0) -> list[str]:

@@ -49,7 +49,7 @@ class Row(dict[str, Any]):
 
     def all_of(self, formulas: str | Iterable[str]) -> list[Any]:
         """The values of several formulas, or of one."""
-        return [self.value(one) for one in ([formulas] if isinstance(formulas, str) else formulas)]
+        return [self.value(formula) for formula in ([formulas] if isinstance(formulas, str) else formulas)]
 
     def weights(self, formulas: Iterable[Any]) -> tuple[Weight, ...]:
         """The weights that formulas make. An object has those of a model whose config sets its keys."""

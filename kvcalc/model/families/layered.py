@@ -43,9 +43,9 @@ BODY = (
 
 def taking_rows(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
     """The public functions of modules of this folder that also take the row: formulas may call them."""
-    found = [(module.__name__, name, one) for module in modules for name, one in vars(module).items()]
+    functions = [(module.__name__, name, one) for module in modules for name, one in vars(module).items()]
     return {
-        name: one for module, name, one in found
+        name: one for module, name, one in functions
         if isinstance(one, FunctionType) and one.__module__ == module and one.__code__.co_varnames[:1] == ("row",)
     }  # fmt: skip
 
@@ -56,8 +56,8 @@ CALLED = taking_rows(layer_functions, layer_orders, family_functions)
 
 def called_by(facts: Mapping[str, Any]) -> Mapping[str, Callable[..., Any]]:
     """These functions, and those of the module that a row names."""
-    own = facts.get("functions")
-    return {**CALLED, **taking_rows(import_module(f"kvcalc.model.families.{own}"))} if own else CALLED
+    functions = facts.get("functions")
+    return {**CALLED, **taking_rows(import_module(f"kvcalc.model.families.{functions}"))} if functions else CALLED
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -72,7 +72,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         stated.update((config.nested(key) if key else config).shares(names))
     config = with_defaults(config, {**defaults_of(model_type), **stated})
     first = Row(facts, config, FUNCTIONS, called)
-    config = config.with_defaults({key: first.value(one) for key, one in facts.get("assume", {}).items()})
+    config = config.with_defaults({key: first.value(formula) for key, formula in facts.get("assume", {}).items()})
     row = Row(facts, config, FUNCTIONS, called)
     row["model_type"] = model_type
     _check(row, facts, "refuse")
@@ -82,7 +82,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         None if body is None else partial(_body, row, body, order),
         attention=row["shape"], positions=tuple(facts.get("positions", ["max_position_embeddings"])),
     )  # fmt: skip
-    return spec._replace(**{field: row.value(one) for field, one in facts.get("spec", {}).items()})
+    return spec._replace(**{field: row.value(formula) for field, formula in facts.get("spec", {}).items()})
 
 
 def _check(row: Row, facts: Mapping[str, Any], refused: str) -> None:
@@ -102,7 +102,7 @@ def _order(row: Row) -> list[str]:
     if stated is None:
         row["order"] = [*row.facts["kinds"]] * row["num_layers"]
     else:
-        row["order"] = next(found for found in map(row.value, stated) if found is not None)
+        row["order"] = next(order for order in map(row.value, stated) if order is not None)
     order: list[str] = row.value(row.facts.get("then", "order"))
     row["order"] = order
     return order
@@ -110,7 +110,7 @@ def _order(row: Row) -> list[str]:
 
 def _by_layer(row: Row, part: Mapping[str, Any], kinds: list[str], made_of: Callable[[str], Made]) -> list[Made]:
     """What is made of the kind of every layer. Layers of one kind, with the same values in `each`, have the same."""
-    each = {name: row.value(one) for name, one in part.get("each", {}).items()}
+    each = {name: row.value(formula) for name, formula in part.get("each", {}).items()}
     made: dict[tuple[Any, ...], Made] = {}
     for key in (keys := [*zip(kinds, *each.values())]):
         if key not in made:
@@ -122,7 +122,7 @@ def _by_layer(row: Row, part: Mapping[str, Any], kinds: list[str], made_of: Call
 def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:
     """The weights outside the mixers."""
     _check(row, stated, "uncounted")
-    config = row.reader.with_defaults({key: row.value(one) for key, one in stated.get("assume", {}).items()})
+    config = row.reader.with_defaults({key: row.value(formula) for key, formula in stated.get("assume", {}).items()})
     has_head = stated.get("has_head", True)
     if isinstance(stated.get("tied"), str) or not has_head:
         config = config.with_values({"tie_word_embeddings": not has_head or row.value(stated["tied"])})

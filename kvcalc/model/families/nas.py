@@ -18,10 +18,10 @@ def kv_heads_of_layers(row: Row) -> list[int]:
         raise config.error(f"{key} must be a list of {num_layers}, one per layer")
     heads = row["num_attention_heads"]
     if key == "block_configs":
-        found = [_block_kv_heads(config, block, heads) for block in config.objects(key)]
+        kv_heads = [_block_kv_heads(config, block, heads) for block in config.objects(key)]
     else:
-        found = config.integers(key, least=1)
-    return [number and config.check_groups(heads, number) for number in found]
+        kv_heads = config.integers(key, least=1)
+    return [number and config.check_groups(heads, number) for number in kv_heads]
 
 
 def _block_kv_heads(config: ConfigReader, block: ConfigReader, num_heads: int) -> int:
@@ -51,7 +51,7 @@ def mlps(row: Row) -> list[tuple[Weight, ...]]:
     config, width = row.reader, row["hidden_size"]
     if not config.has("block_configs"):
         raise config.error("the weights of a model without block_configs are not counted")
-    found = []
+    blocks = []
     for block in config.objects("block_configs"):
         attention, ffn = block.nested("attention"), block.nested("ffn")
         made: list[Weight] = []
@@ -67,5 +67,5 @@ def mlps(row: Row) -> list[tuple[Weight, ...]]:
                 inner = ffn.optional_integer("intermediate_size") or round_up(int(wide / 3), 256)
                 made += gated_mlp("mlp", width, inner)
             made.append(norm("post_attention_layernorm", width))
-        found.append((*made,))
-    return found
+        blocks.append((*made,))
+    return blocks

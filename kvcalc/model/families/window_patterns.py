@@ -113,14 +113,14 @@ def flint(config: ConfigReader, num_layers: int) -> list[bool]:
 
 
 _PATTERNS: dict[str, Pattern] = {
-    found.__name__: found
-    for found in (
+    pattern.__name__: pattern
+    for pattern in (
         all_layers, no_layers, only_listed, from_max_window_layers, every_other_below_max_window_layers, without_rope,
         after_dense_layers, flint,
     )
 }  # fmt: skip
 _WITH_STEPS: dict[str, Callable[..., Pattern]] = {
-    found.__name__: found for found in (full_every, full_first_of, full_last_of)
+    pattern.__name__: pattern for pattern in (full_every, full_first_of, full_last_of)
 }
 
 

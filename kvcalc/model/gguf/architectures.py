@@ -116,7 +116,7 @@ def functions_of(facts: Facts) -> dict[str, Any]:
         "optional": lambda key, default=None: facts.optional(key) or default, "equal": equal,
         "flag": lambda key: facts.boolean(key, default=False),
         "otherwise": lambda key, value: facts.optional(key, least=1) or value,
-        "listed": lambda key: found if isinstance(found := facts.get(key), list) else [],
+        "listed": lambda key: listed if isinstance(listed := facts.get(key), list) else [],
         "in_all": lambda kind: [kind] * facts.num_layers,
         "leading": leading, "kv_heads": lambda: layers.attending(facts)[0],
         "kinds": lambda attends, other: [attends if number else other for number in heads()],
@@ -127,7 +127,8 @@ def functions_of(facts: Facts) -> dict[str, Any]:
 
 def _values(formulas: Mapping[str, Any], names: Mapping[str, Any]) -> Config:
     return {
-        key: _values(one, names) if isinstance(one, dict) else value_of(one, names) for key, one in formulas.items()
+        key: _values(formula, names) if isinstance(formula, dict) else value_of(formula, names)
+        for key, formula in formulas.items()
     }
 
 

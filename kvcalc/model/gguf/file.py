@@ -215,21 +215,21 @@ def _check_version(file: _Bytes, version: int) -> None:
 
 
 def _read_pairs(file: _Bytes, count: int) -> dict[str, object]:
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     strings = 0
     for _ in range(count):
         key = file.text(_MAX_NAME_BYTES)
         if not key:
             raise file.damaged("a metadata key is empty or longer than 1,024 bytes")
-        if key in found:
+        if key in values:
             raise file.damaged(f"key {key[:60]!a} appears twice")
         kind = file.number(_U32)
         if kind == _ARRAY:
             value, strings = _read_array(file, key, strings)
-            found[key] = value
+            values[key] = value
         else:
-            found[key] = _read_value(file, key, kind)
-    return found
+            values[key] = _read_value(file, key, kind)
+    return values
 
 
 def _read_value(file: _Bytes, key: str, kind: int) -> object:

@@ -80,12 +80,12 @@ def gguf_in(folder: str) -> str:
 
     Raises UsageError (exit 2) if there is no model, or with the names of the models if there are several.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for entry in list_folder(folder):
         if entry.endswith(SUFFIX) and "mmproj" not in entry.casefold():
             shard = _shard_of(entry)
-            found.setdefault(shard.file(0) if shard else entry, entry)
-    names = [*found.values()]
+            files.setdefault(shard.file(0) if shard else entry, entry)
+    names = [*files.values()]
     if len(names) == 1:
         return names[0]
     if not names:

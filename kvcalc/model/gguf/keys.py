@@ -90,12 +90,12 @@ class Facts:
 
     def same_in_all(self, key: str, default: int | None = None) -> int:
         """Return the integer that is the same in all layers."""
-        found = self.by_layer(key, default)
-        if len(set(found)) > 1:
+        by_layer = self.by_layer(key, default)
+        if len(set(by_layer)) > 1:
             raise self.error(f"{self.arch}.{key} differs between layers: not supported for this architecture")
-        if found[0] < 1:
-            raise self.error(f"{self.arch}.{key} is {found[0]}: must be at least 1")
-        return found[0]
+        if by_layer[0] < 1:
+            raise self.error(f"{self.arch}.{key} is {by_layer[0]}: must be at least 1")
+        return by_layer[0]
 
     def flags(self, key: str) -> list[bool] | int | None:
         """Return one boolean per layer, or the step of a pattern, or None if the key is missing."""

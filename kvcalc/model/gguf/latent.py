@@ -55,7 +55,7 @@ def glm_dsa(facts: Facts, config: Config) -> Config:
     """
     stated = facts.flags("attention.indexer.types")
     if isinstance(stated, list):
-        kinds = {"indexer_types": ["full" if own else "shared" for own in stated]}
+        kinds = {"indexer_types": ["full" if has_indexer else "shared" for has_indexer in stated]}
     elif stated is not None:
         kinds = {"indexer_types": ["full" if stated else "shared"] * facts.num_layers}
     elif facts.integer("context_length") < 1_048_576:

@@ -45,10 +45,10 @@ def windows(facts: Facts, step: int | None = None) -> list[str]:
 def count_of(facts: Facts, key: str, kind: str) -> int:
     """Return the number under `key` in the layers of a kind, or in the first layer if there are none of the kind."""
     counts = facts.by_layer(key)
-    found = {count for count, own in zip(counts, windows(facts)) if own == kind} or {counts[0]}
-    if len(found) > 1:
+    counts_of_kind = {count for count, own in zip(counts, windows(facts)) if own == kind} or {counts[0]}
+    if len(counts_of_kind) > 1:
         raise facts.error(f"{facts.arch}.{key} differs between layers of the same kind")
-    return found.pop()
+    return counts_of_kind.pop()
 
 
 def gemma3n(facts: Facts, config: Config) -> Config:
@@ -116,8 +116,8 @@ def attending(facts: Facts) -> tuple[int, list[bool]]:
 
 def state_size(facts: Facts, name: str) -> int:
     """A size of a Mamba-2 mixer or a delta net by its name in `Mamba2`."""
-    found: int = getattr(Mamba2(facts), name)
-    return found
+    number: int = getattr(Mamba2(facts), name)
+    return number
 
 
 class Mamba2:
@@ -137,9 +137,9 @@ class Mamba2:
 def jamba(facts: Facts, config: Config) -> Config:
     """The attention layers must be evenly spaced, because Jamba's config states only a period and an offset."""
     heads, attends = attending(facts)
-    found = [number for number, attending in enumerate(attends) if attending]
-    period = found[1] - found[0] if len(found) > 1 else facts.num_layers
-    offset = found[0] % period
+    layers = [number for number, attending in enumerate(attends) if attending]
+    period = layers[1] - layers[0] if len(layers) > 1 else facts.num_layers
+    offset = layers[0] % period
     if [number % period == offset for number in range(facts.num_layers)] != attends:
         raise facts.error("jamba.attention.head_count_kv: unevenly spaced attention layers are not supported")
     return {

@@ -72,8 +72,8 @@ def _divide(model: GgufModel, experts: int, tied: bool) -> FileBytes | None:
             head += tensor.bytes if tied and tensor.name == _EMBEDDING else 0
         else:
             output += tensor.bytes
-    found = [layers.get(number, (0, 0)) for number in range(max(layers, default=-1) + 1)]
-    return FileBytes(tuple((other, routed) for other, routed in found), looked_up, output, head)
+    each_layer = [layers.get(number, (0, 0)) for number in range(max(layers, default=-1) + 1)]
+    return FileBytes(tuple((other, routed) for other, routed in each_layer), looked_up, output, head)
 
 
 def _is_read(name: str, tied: bool) -> bool:

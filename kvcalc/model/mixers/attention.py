@@ -171,8 +171,8 @@ class Attention(NamedTuple):
         tables (aiconfigurator, commit 095f58a): attention 9 to 12 us, MLA 12 to 14 us, a product with the latent 4.3
         us, an indexer 31 to 36 us a layer with its matrices and more in a server.
         """
-        own = 12 if self.shape.is_latent else 3
-        return own + (18 if self.indexer is not None else 0)
+        launches = 12 if self.shape.is_latent else 3
+        return launches + (18 if self.indexer is not None else 0)
 
     def flops(self, ranks: int) -> tuple[Flops, ...]:
         """Return the operations for each item of `caches`.
@@ -185,13 +185,13 @@ class Attention(NamedTuple):
         shape, heads = self.shape, max(1, self.shape.num_heads // ranks)
         prefill = 2 * heads * (shape.qk_head_dim + shape.v_head_dim)
         decode = 2 * heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim) if shape.is_latent else prefill
-        own = (0, 0) if self.is_cross else (decode, prefill)
+        sizes = (0, 0) if self.is_cross else (decode, prefill)
         if self.indexer is None:
-            return (own,)
+            return (sizes,)
         scores = 2 * self.indexer.head_dim * self.indexer.num_heads
         if not self.keeps:
-            return ((own[0] + scores, own[1] + scores),)
-        return own, (scores, scores)
+            return ((sizes[0] + scores, sizes[1] + scores),)
+        return sizes, (scores, scores)
 
     def _grouped_weights(self) -> tuple[Weight, ...]:
         shape, names, width = self.shape, self.names, self.shape.hidden_size or 0
@@ -211,8 +211,8 @@ class Attention(NamedTuple):
                 (names.value, values, names.has_value, shape.qkv_bias),
             ):
                 if is_there:
-                    one = linear(f"{prefix}{name}", width, rows, bias)
-                    made.append(one._replace(kv_heads=heads, kv_rows=rows, read=read))
+                    matrix = linear(f"{prefix}{name}", width, rows, bias)
+                    made.append(matrix._replace(kv_heads=heads, kv_rows=rows, read=read))
         made.append(linear(f"{prefix}{names.output}", shape.num_heads * shape.v_head_dim, width, shape.output_bias))
         made += self._gate_and_sinks(prefix)
         if names.qk_norm:
@@ -251,8 +251,8 @@ class Attention(NamedTuple):
     def _gate_and_sinks(self, prefix: str) -> tuple[Weight, ...]:
         """Return the gate of the output and the sinks, of which most modules have none."""
         shape, names = self.shape, self.names
-        found: tuple[Weight, ...] = ()
+        weights: tuple[Weight, ...] = ()
         if shape.head_gate or (shape.output_gate and shape.is_latent):
             rows = shape.num_heads * (1 if shape.head_gate else shape.v_head_dim)
-            found = (linear(f"{prefix}{names.gate}", shape.hidden_size or 0, rows),)
-        return (*found, other(f"{prefix}sinks", shape.num_heads)) if names.has_sinks else found
+            weights = (linear(f"{prefix}{names.gate}", shape.hidden_size or 0, rows),)
+        return (*weights, other(f"{prefix}sinks", shape.num_heads)) if names.has_sinks else weights

@@ -67,8 +67,8 @@ def towers_of(spec: ModelSpec) -> tuple[Tower, ...]:
     outer = config.shown("model_type")
     if config.is_object("thinker_config"):
         config = config.nested("thinker_config")
-    found = (_tower(modality, config, outer, spec.attention.hidden_size) for modality in TOWER_KEYS)
-    return tuple(tower for tower in found if tower is not None)
+    towers = (_tower(modality, config, outer, spec.attention.hidden_size) for modality in TOWER_KEYS)
+    return tuple(tower for tower in towers if tower is not None)
 
 
 def tower_parameters(spec: ModelSpec) -> int:

@@ -40,8 +40,8 @@ def integer(config: ConfigReader, default: int, *keys: str, most: int = MAX_INTE
 
 def number_of(config: ConfigReader, default: int, *keys: str, least: int = 0, most: int = MAX_INTEGER) -> int:
     """The number under one of `keys`, or the default of the tower's configuration class. It may be zero."""
-    found = config.optional_integer(*keys, least=least, most=most)
-    return default if found is None else found
+    number = config.optional_integer(*keys, least=least, most=most)
+    return default if number is None else number
 
 
 def num_layers(config: ConfigReader, default: int, *keys: str) -> int:
@@ -56,10 +56,10 @@ def side(config: ConfigReader, key: str, default: int) -> int:
 
 def patches_of_side(config: ConfigReader, image: int, patch: int) -> int:
     """The patches along a side of the tower's own image size. The arguments are defaults."""
-    found = side(config, "image_size", image) // side(config, "patch_size", patch)
-    if not found:
+    patches = side(config, "image_size", image) // side(config, "patch_size", patch)
+    if not patches:
         raise config.error("image_size is smaller than patch_size")
-    return found
+    return patches
 
 
 def patches(config: ConfigReader, image: int, patch: int) -> tuple[int, int]:

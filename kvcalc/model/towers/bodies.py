@@ -68,10 +68,10 @@ _BODIES = {
 def body(vision: ConfigReader, default: str) -> Counted:
     """The tower of the type that its config names. Raises ModelError for a type that is not counted."""
     kind = vision.word("model_type") or default
-    found = _BODIES.get(kind)
-    if found is None:
+    body = _BODIES.get(kind)
+    if body is None:
         raise ModelError(f"the weights of a vision tower of type {kind[:80]} are not counted")
-    return found(vision)
+    return body(vision)
 
 
 def body_width(vision: ConfigReader, default: str) -> int:
@@ -106,10 +106,10 @@ _TIMM = {"fastvit_mci3": 122_714_208, "mobilenetv5_300m_enc": 294_126_912}
 def timm(vision: ConfigReader) -> int:
     """The parameters of the model of timm under `architecture`, which timm 1.0.31 builds on the meta device."""
     name = str(vision.word("architecture"))
-    found = _TIMM.get(name)
-    if found is None:
+    sizes = _TIMM.get(name)
+    if sizes is None:
         raise ModelError(f"the weights of timm's {name[:80]} are not counted")
-    return found
+    return sizes
 
 
 def q_former(config: ConfigReader, encoder: int, embeds_text: bool = False) -> int:

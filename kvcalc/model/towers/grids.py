@@ -21,10 +21,10 @@ _GRIDS = {
 
 def _pinpoints(outer: ConfigReader, default: list[tuple[int, int]], tile: int) -> list[tuple[int, int]]:
     """The heights and widths of image_grid_pinpoints."""
-    found = outer.pairs("image_grid_pinpoints", most=10**6) or default
-    if min(map(min, found)) < tile:
+    pinpoints = outer.pairs("image_grid_pinpoints", most=10**6) or default
+    if min(map(min, pinpoints)) < tile:
         raise outer.error(f"image_grid_pinpoints: a side is smaller than a tile of {tile} pixels")
-    return found
+    return pinpoints
 
 
 def _best(points: Sequence[tuple[int, int]], width: int, height: int) -> tuple[int, int]:

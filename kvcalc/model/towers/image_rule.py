@@ -67,10 +67,10 @@ def number_of_tiles(config: ConfigReader, default: int, *keys: str) -> int:
 
 def needed(outer: ConfigReader, key: str, differs: str) -> int:
     """A number of tiles that only preprocessor_config.json has. `differs`: how releases of the family differ."""
-    found = processor(outer).optional_integer(key, most=_MOST_TILES)
-    if found is None:
+    tiles = processor(outer).optional_integer(key, most=_MOST_TILES)
+    if tiles is None:
         raise ModelError(f"{differs}: {key} is in preprocessor_config.json, which must be beside config.json")
-    return found
+    return tiles
 
 
 def limits(outer: ConfigReader, least: int | None, most: int | None) -> tuple[int, int]:

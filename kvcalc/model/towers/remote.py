@@ -102,10 +102,10 @@ def nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     patch, frames = integer(vision, 16, "patch_size"), integer(vision, 1, "video_temporal_patch_size")
     pixels = 3 * patch * patch * (1 + frames if frames > 1 else 1)
     whole = (pixels + round(integer(stated, 2048, "cpe_max_size") / patch) ** 2 + tokens) * width
-    own, middle = integer(outer, width, "vit_hidden_size"), outer.integer("projector_hidden_size")
-    merged = own * round(1 / outer.number("downsample_ratio", 0.5)) ** 2
+    width_of_tower, middle = integer(outer, width, "vit_hidden_size"), outer.integer("projector_hidden_size")
+    merged = width_of_tower * round(1 / outer.number("downsample_ratio", 0.5)) ** 2
     # Checkpoints with MTP layers have a last norm.
-    whole += 2 * own if integer(outer.nested("llm_config"), 0, "num_nextn_predict_layers") else 0
+    whole += 2 * width_of_tower if integer(outer.nested("llm_config"), 0, "num_nextn_predict_layers") else 0
     biases = merged + middle + text if outer.word("model_type") == "Llama_Nemotron_Nano_VL" else 0
     return added(tower, (0, whole + merged + merged * middle + middle * text + biases))
 

@@ -64,11 +64,11 @@ def radio(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     video = integer(vision, pixels * (frames or 0), "video_patch_dim")
     tokens = number_of(vision, 3, "num_cls_tokens") + number_of(vision, 7, "num_registers")
     whole = (pixels + video + (integer(vision, 2048, "max_img_size") // patch) ** 2 + tokens) * width
-    own = integer(outer, 1280, "vision_hidden_size", "vit_hidden_size")
-    merged = own * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
+    tower_width = integer(outer, 1280, "vision_hidden_size", "vit_hidden_size")
+    merged = tower_width * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
     middle = integer(outer, 4096, "projector_hidden_size")
     # Checkpoints with MTP layers have a last norm.
-    whole += 2 * own if integer(outer.nested("text_config"), 0, "num_nextn_predict_layers") else 0
+    whole += 2 * tower_width if integer(outer.nested("text_config"), 0, "num_nextn_predict_layers") else 0
     return added(tower, (0, whole + merged + merged * middle + middle * text))
 
 
@@ -96,7 +96,7 @@ def florence2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 def dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Norms on queries and keys, and experts in the last layers, whose number may differ."""
     width, inner = integer(vision, 1536, "hidden_size"), integer(vision, 4224, "intermediate_size")
-    number, own = num_layers(vision, 42, "num_hidden_layers"), integer(vision, 2112, "moe_intermediate_size")
+    number, expert_width = num_layers(vision, 42, "num_hidden_layers"), integer(vision, 2112, "moe_intermediate_size")
     kinds = vision.strings("mlp_layer_types", number, ("dense", "sparse"))
     if kinds is None or vision.boolean("attention_bias", False) or vision.boolean("mlp_bias", False):
         raise ModelError(f"{vision.name}: towers with biases or without mlp_layer_types are not counted")
@@ -105,7 +105,7 @@ def dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counte
     stated = vision.per_layer(number) or [{}] * number
     for kind, more in zip(kinds, stated):
         experts = integer(vision.with_values(more), 64, "num_local_experts")
-        split += experts * 3 * width * own if kind == "sparse" else 3 * width * inner
+        split += experts * 3 * width * expert_width if kind == "sparse" else 3 * width * inner
         whole += experts * width if kind == "sparse" else 0
     patch, taken = integer(vision, 14, "patch_size"), integer(vision, 1536, "adapter_in_dim")
     merged = taken * integer(vision, 2, "adapter_merge_size") ** 2
@@ -129,8 +129,8 @@ def granite4_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Cou
     """One Q-Former over windows for each layer of the tower that is read, and four for the offsets within a window."""
     former = outer.nested("qformer_config")
     width = body_width(vision, "clip_vision_model")
-    own = {"hidden_size": width, "encoder_hidden_size": width}  # whatever the config states
-    former = former.with_defaults({"num_hidden_layers": 1, "cross_attention_frequency": 1}).with_values(own)
+    widths = {"hidden_size": width, "encoder_hidden_size": width}  # whatever the config states
+    former = former.with_defaults({"num_hidden_layers": 1, "cross_attention_frequency": 1}).with_values(widths)
     number = 4 + outer.number_of("deepstack_layer_map", 0)
     query, window = outer.fraction("downsample_rate", most=1000)
     each = (query**2 + window**2 + 2) * width + q_former(former, width) + projection(width, text)

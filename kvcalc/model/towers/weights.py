@@ -40,16 +40,16 @@ def count(row: Mapping[str, Any], tower: ConfigReader, text: int, outer: ConfigR
     """The parameters of the tower `tower` in the model `outer`, whose language model has the width `text`."""
     tower = tower.with_defaults(row.get("assume", {})).with_values(row.get("force", {}))
     names: dict[str, Any] = {**_FUNCTIONS, **_functions_of(tower, outer), "text": text}
-    own = [(tower, row.get("tower", {})), (outer, row.get("model", {}))]
-    own += [(outer.nested(key), keys) for key, keys in row.get("nested", {}).items()]
-    for config, keys in own:
+    sources = [(tower, row.get("tower", {})), (outer, row.get("model", {}))]
+    sources += [(outer.nested(key), keys) for key, keys in row.get("nested", {}).items()]
+    for config, keys in sources:
         for key, default in keys.items():
             spelled, _, stated = key.rpartition("=")
             names[spelled or stated.partition("|")[0].rstrip("[]#")] = _read(config, stated, default, names)
     for spelled, formula in row.get("where", {}).items():
         names[spelled] = value_of(formula, names)
     split = row.get("layers", [])
-    parts = [value_of(one, names) for one in (split if isinstance(split, list) else [split])]
+    parts = [value_of(formula, names) for formula in (split if isinstance(split, list) else [split])]
     return added(*parts, (value_of(row.get("split", 0), names), value_of(row["whole"], names)))
 
 

@@ -82,8 +82,8 @@ def _range(row: documents.CompareRow) -> str:
 def render_engines(document: documents.Engines, console: Console) -> None:
     """Print the engines side by side, and the reason if an engine refuses."""
     rows, workload, devices = document["engines"], document["workload"], split(document)
-    asked = ", ".join(filter(None, [*describe_workload(workload), devices]))
-    console.print(Text.assemble((document["model"]["name"], "bold"), f"  {asked}"))
+    workload_text = ", ".join(filter(None, [*describe_workload(workload), devices]))
+    console.print(Text.assemble((document["model"]["name"], "bold"), f"  {workload_text}"))
     console.print()
     columns: list[Column] = [("", "engine", text), ("KV type", "dtype", text)]
     # To fit in 80 columns, leave out bytes per sequence for one sequence and if the model is split over devices.

@@ -21,12 +21,12 @@ def render(document: documents.Measure, console: Console) -> None:
     layers = "1 attention layer" if model["num_layers"] == 1 else f"{count(model['num_layers'])} attention layers"
     built = f"{layers} on {device['kind']} ({device['name']})"
     console.print(Text.assemble((model["name"], "bold"), f"  {built}"))
-    asked = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps"]
+    words = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps"]
     if lengths := workload.get("lengths"):
         spread = f"{count(len(lengths))} sequences of {count(min(lengths))} to {count(max(lengths))} tokens"
-        asked[:2] = [spread, f"{count(sum(lengths))} in all"]
+        words[:2] = [spread, f"{count(sum(lengths))} in all"]
     kept = _kept(workload)
-    console.print(", ".join(asked) + (f"; cache: {kept}" if kept else ""))
+    console.print(", ".join(words) + (f"; cache: {kept}" if kept else ""))
     if workload["tensor_parallel_size"] > 1:
         console.print(
             f"heads over {workload['tensor_parallel_size']} ranks: bytes are per rank, times are the slowest rank's"

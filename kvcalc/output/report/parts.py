@@ -121,7 +121,7 @@ def step_section(throughput: Document) -> Section:
     rows = [(name, duration(seconds), percent(seconds / total)) for name, seconds in parts]
     table = Table(f"One step of {duration(total)}", ["part", ">time", ">share"], rows, swatches=classes)
     svg = bar("Parts of a decode step", [(name, seconds, kind) for (name, seconds), kind in zip(parts, classes)])
-    found: list[Any] = [
+    blocks: list[Any] = [
         facts_of(
             [
                 ("decode step", f"{duration(total)} ({_range(throughput, '')})"),
@@ -137,7 +137,7 @@ def step_section(throughput: Document) -> Section:
         ttft, tpot = (
             f"{duration(serving[f'{prefix}seconds'])} ({_range(serving, prefix)})" for prefix in ("ttft_", "tpot_")
         )
-        found.append(
+        blocks.append(
             facts_of(
                 [
                     ("requests", f"{count(serving['running_requests'])} of {count(serving['concurrency'])} running"),
@@ -148,7 +148,7 @@ def step_section(throughput: Document) -> Section:
                 ]
             )
         )
-    return Section("Speed, with the 80 % range", found)
+    return Section("Speed, with the 80 % range", blocks)
 
 
 def round_size(value: float) -> str:

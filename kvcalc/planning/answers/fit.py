@@ -147,10 +147,10 @@ def _fewest_stages(case: Case) -> documents.SmallestLayout | None:
             engine_settings=settings,
         )  # fmt: skip
         try:
-            found = budget(make_case(split))
+            split_budget = budget(make_case(split))
         except UsageError:
             return None
-        if not isinstance(found, str) and all(room.free_bytes() >= 0 for room in found.devices):
+        if not isinstance(split_budget, str) and all(room.free_bytes() >= 0 for room in split_budget.devices):
             return _describe(Layout(1, stages))
     return None
 

@@ -251,13 +251,13 @@ def _model_of(log: Log, name: str) -> ModelSpec:
     and spaces, and then without the suffixes of quantized copies. A path is never opened. Raises ModelError (exit 3) if
     the log does not name a model or kvcalc does not know it.
     """
-    asked = log.text("model")
-    spec = log_reader(log.engine).model(log, asked or "model")
+    logged_model = log.text("model")
+    spec = log_reader(log.engine).model(log, logged_model or "model")
     if spec is not None:
         return spec
-    if asked is None:
+    if logged_model is None:
         raise ModelError(f"{name}: the log does not name its model", _HINT)
-    wanted = list(_names_of(asked))
+    wanted = list(_names_of(logged_model))
     for name_tried in wanted:
         published = find_published(name_tried)
         if published is not None:
@@ -266,7 +266,7 @@ def _model_of(log: Log, name: str) -> ModelSpec:
     for preset in all_presets():
         if not plain.isdisjoint(map(_plain, (preset.name, *preset.aliases))):
             return spec_of(preset)
-    raise ModelError(f"{name}: the log names an unknown model, {asked[:80]!a}", _HINT)
+    raise ModelError(f"{name}: the log names an unknown model, {logged_model[:80]!a}", _HINT)
 
 
 def _names_of(name: str) -> Iterator[str]:

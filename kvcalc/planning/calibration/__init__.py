@@ -160,16 +160,16 @@ def _read_files(files: tuple[tuple[str, bool], ...], stamps: tuple[object, ...])
     notes: list[Note] = []
     for path, is_optional in files:
         try:
-            found = _read_file(path)
+            read = _read_file(path)
         except UsageError as error:
             if not is_optional:
                 raise
             notes.append(Note("calibration", "refused", error.message))
             continue
-        if isinstance(found, Record):
-            records.append(found)
+        if isinstance(read, Record):
+            records.append(read)
         else:
-            runs += found
+            runs += read
     if not records and not runs:
         raise UsageError(notes[0].text, _HINT)
     if len(runs) > _MOST_RUNS:

@@ -102,13 +102,15 @@ class _Reader:
         is_read = False
         for name, match in _matches(line, self._records_by_needle):
             is_read = True
-            parts = {part: found for part, found in match.groupdict().items() if found is not None}
-            if len(self._records) <= _MOST_RECORDS and all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
+            parts = {part: number for part, number in match.groupdict().items() if number is not None}
+            if len(self._records) <= _MOST_RECORDS and all(len(number) <= _LONGEST_NUMBER for number in parts.values()):
                 record = Record(name, line.number, parts)
                 earlier = self._passes.earlier(record)
                 if earlier:  # the engine prints these records again
                     again, kept = self._passes.names, self._records.items()
-                    self._records = {k: one for k, one in kept if not (one.name in again and one.line in earlier)}
+                    self._records = {
+                        k: record for k, record in kept if not (record.name in again and record.line in earlier)
+                    }
                 self._records.setdefault((name, tuple(parts.items())), record)
         if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
             text = "".join(filter(str.isprintable, line.text)).strip()

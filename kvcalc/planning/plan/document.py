@@ -141,11 +141,11 @@ def plan(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
     planned = each(partial(_planned, traffic, simulation, num_simulated), kinds, jobs, progress)
-    refusals = [one.refusal for one in planned if one.refusal is not None]
+    refusals = [kind.refusal for kind in planned if kind.refusal is not None]
     if len(refusals) == len(planned):
         raise refusals[0]
-    rows = [one.row for one in planned]
-    split_notes, finalists = list[Note](), [row for one in planned for row in one.finalists]
+    rows = [kind.row for kind in planned]
+    split_notes, finalists = list[Note](), [row for kind in planned for row in kind.finalists]
     split = None
     if transfer is not None:
         split = SplitPlan(
@@ -159,16 +159,16 @@ def plan(
     kind_of_best = next((kind for kind, row in zip(kinds, rows) if row is best), kinds[0])
     checkpoint = checkpoint_of(question.model, kind_of_best.dtype)
     notes = [
-        *_notes(traffic, kinds, [one.speed_notes for one in planned], checkpoint if best else None), *simulation.notes,
-        *grouped_notes(kinds, [one.notes for one in planned]), *_full_notes(kinds, rows),
+        *_notes(traffic, kinds, [kind.speed_notes for kind in planned], checkpoint if best else None),
+        *simulation.notes, *grouped_notes(kinds, [kind.notes for kind in planned]), *_full_notes(kinds, rows),
     ]  # fmt: skip
     close = close_price(rows, best, key)
     notes += [] if close is None else [close]
     printed = commands(rows, best, key, simulation.router)
     text = f"the figures assume a {simulation.router} router in front of the replicas, and {{}} has none"
     notes += [
-        Note("plans", "router", text.format(one["engine"]))
-        for one in printed if one["replicas"] > 1 and one["router"] is None
+        Note("plans", "router", text.format(row["engine"]))
+        for row in printed if row["replicas"] > 1 and row["router"] is None
     ]  # fmt: skip
     if targets.sessions is not None and simulation.router == AT_RANDOM and best is not None and best["replicas"] != 1:
         text = "a random router sends the turns of a session to any replica, whose cache has not seen them"

@@ -92,8 +92,8 @@ def find_simulated(
                     met.append(more)
                 # The layouts that were larger than this one may be smaller than the next one. Those that missed with as
                 # many devices may need fewer than it.
-                left = larger + [one.layout for one in limited]
-                missed = [one for one in missed if one not in limited]
+                left = larger + [finalist.layout for finalist in limited]
+                missed = [finalist for finalist in missed if finalist not in limited]
                 larger, limited = [], []
                 if left:
                     break
@@ -198,7 +198,7 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
     if others:
         second = others[0]
         if not best.judged.worst:
-            speeds = (one.judged.simulated.tokens_per_second for one in (second, best))
+            speeds = (finalist.judged.simulated.tokens_per_second for finalist in (second, best))
             return f"{second}: {second.layout.why_more(best.layout) or as_many_devices(*speeds)}"
         shares = second.judged.worst, best.judged.worst
         used = f"less headroom ({shares[0]:.0%} of the limit, not {shares[1]:.0%})"

@@ -209,7 +209,9 @@ class Judge:
 
     def notes(self) -> list[Note]:
         """What was simulated in another way than asked."""
-        return list(dict.fromkeys(note for one in self._found.values() for note in one.judged.simulated.notes))
+        return list(
+            dict.fromkeys(note for finalist in self._found.values() for note in finalist.judged.simulated.notes)
+        )
 
     def describe(self) -> list[documents.PlanFinalist]:
         """For each layout, the fewest devices that meet the targets, and the most that do not."""

@@ -182,7 +182,7 @@ def planned_trace(
 def _recorded(recording: Recording, are_alone: bool) -> Load:
     requests, scale = recording.requests, recording.scale_rate
     if are_alone:
-        requests = [one._replace(arrival_seconds=place * _APART_SECONDS) for place, one in enumerate(requests)]
+        requests = [request._replace(arrival_seconds=place * _APART_SECONDS) for place, request in enumerate(requests)]
         scale = 1.0
     return Load(trace=requests, trace_name=recording.name, scale_rate=scale)
 

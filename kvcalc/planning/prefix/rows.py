@@ -46,9 +46,9 @@ class Setup(NamedTuple):
         return None if devices is None else devices.gpu
 
 
-def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> documents.PrefixRow:
+def describe_size(reuse: Reuse, profile: Profile, setup: Setup | None) -> documents.PrefixRow:
     """A row of the curve: what a cache of one size finds, saves and costs."""
-    stack, blocks = found.stack, reuse.cache_blocks
+    stack, blocks = profile.stack, reuse.cache_blocks
     total = stack.counted_tokens
     best = None if stack.next_uses is None else stack.next_uses.hit_tokens(blocks) / total
     saved = share = gpu_seconds = None
@@ -92,9 +92,9 @@ def _memory_costs(setup: Setup, blocks: int) -> dict[str, float | None]:
     }
 
 
-def describe_trace(found: Profile) -> documents.PrefixTrace:
+def describe_trace(profile: Profile) -> documents.PrefixTrace:
     """The `trace` part of a prefix document."""
-    trace, stack = found.trace, found.stack
+    trace, stack = profile.trace, profile.stack
     return {
         "file": trace.name,
         "format": cast(Any, trace.format),
@@ -102,10 +102,10 @@ def describe_trace(found: Profile) -> documents.PrefixTrace:
         "warm_up_requests": stack.num_requests - stack.num_counted,
         "num_bad_rows": trace.num_bad_rows,
         "first_bad_row": trace.first_bad_row,
-        "duration_seconds": found.duration_seconds if trace.has_arrivals else None,
+        "duration_seconds": profile.duration_seconds if trace.has_arrivals else None,
         "prompt_tokens": stack.num_tokens,
-        "answer_tokens": found.answer_tokens,
-        "longest_prompt_tokens": found.longest_prompt,
+        "answer_tokens": profile.answer_tokens,
+        "longest_prompt_tokens": profile.longest_prompt,
         "block_tokens": stack.block_tokens,
         "num_blocks": stack.num_blocks,
         "distinct_blocks": stack.distinct_blocks,
@@ -153,10 +153,10 @@ def describe_tiers(
     per_block = [block.per_device, *(block.in_tier for _ in offload)]
     own = [size // each for size, each in zip(sizes, per_block)]
     # What is found in each tier or one before it.
-    found = stack.at(list(accumulate(own, max if setup.case.engine_class.reuse().copies_at_once else None)))
+    at_sizes = stack.at(list(accumulate(own, max if setup.case.engine_class.reuse().copies_at_once else None)))
     rows: list[documents.PrefixTier] = []
     tokens_before = squares_before = 0.0
-    for name, size, blocks, reuse in zip(names, sizes, own, found):
+    for name, size, blocks, reuse in zip(names, sizes, own, at_sizes):
         tokens, squares = reuse.hit_tokens - tokens_before, reuse.hit_squares - squares_before
         rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes, "tiers")
         moved = tokens / stack.block_tokens * (block.per_device if name == CPU else block.in_tier)
@@ -178,13 +178,13 @@ def _device_memory(case: Case, notes: list[Note]) -> int | None:
     """The memory for the cache on one device, which running requests use too. None if it is not known."""
     if case.question.devices is None:
         return case.question.kv_memory_bytes
-    found = budget(case)
-    if not isinstance(found, Budget):
-        notes.append(Note("fit", "unknown", found))
+    memory = budget(case)
+    if not isinstance(memory, Budget):
+        notes.append(Note("fit", "unknown", memory))
         return None
-    if found.pool_bytes <= 0:
+    if memory.pool_bytes <= 0:
         notes.append(Note("fit", "does-not-fit", f"no memory of {case.devices.gpu.name} is left for the cache"))
-    return max(found.pool_bytes, 0)
+    return max(memory.pool_bytes, 0)
 
 
 _HINT = "give a trace with hash_ids (Mooncake, Qwen-Bailian) or with prompt_token_ids"

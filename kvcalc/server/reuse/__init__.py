@@ -86,8 +86,8 @@ def turns_of(reuse: CacheReuse, prompt_tokens: int, context_tokens: int, prefixe
     turns, before = [], prefix
     for number in range(1, count + 1):
         end = prefix + (context_tokens - prefix) * number // count
-        found = prefixes.found(min(before, end - answer - 1))
-        turns.append(Turn(end - answer, found, end))
+        reused = prefixes.found(min(before, end - answer - 1))
+        turns.append(Turn(end - answer, reused, end))
         before = end
     return turns
 
@@ -100,9 +100,9 @@ def resolve(
     UsageError (exit 2) if the prefix is longer than the prompt, or if the rate given is lower.
     """
     given, engine = speed.prefix_hit_rate, allocation.engine
-    asked = {"--prefix-tokens": reuse.prefix_tokens, "--turns": reuse.turns, "--offload": reuse.offload}
+    options = {"--prefix-tokens": reuse.prefix_tokens, "--turns": reuse.turns, "--offload": reuse.offload}
     # A transfer alone needs no prefix cache.
-    option = next(filter(asked.get, asked), None)
+    option = next(filter(options.get, options), None)
     if option is not None:
         check_caching(engine, option)
     if not (reuse.prefix_tokens or reuse.turns):

@@ -277,8 +277,10 @@ def _tokens_kept(memory_bytes: int, store: Store, shared: int, tokens: int) -> i
     left = memory_bytes - store.tier_bytes(shared)
     if left < 0:
         return longest_kept(memory_bytes, store.tier_bytes, shared, store.unit_tokens)
-    own = tokens_kept(left, lambda count: store.tier_bytes(shared + count, shared), tokens - shared, store.unit_tokens)
-    return None if own is None else shared + own
+    on_device = tokens_kept(
+        left, lambda count: store.tier_bytes(shared + count, shared), tokens - shared, store.unit_tokens
+    )
+    return None if on_device is None else shared + on_device
 
 
 def _computed_again(model: SpeedModel, tokens: int) -> float:

@@ -33,7 +33,9 @@ class Recording(NamedTuple):
     @property
     def lengths(self) -> Lengths:
         """The lengths of the requests."""
-        return lengths_of_pairs(((one.prompt_tokens, one.answer_tokens) for one in self.requests), self.name)
+        return lengths_of_pairs(
+            ((request.prompt_tokens, request.answer_tokens) for request in self.requests), self.name
+        )
 
     @property
     def duration_seconds(self) -> float:
@@ -48,7 +50,7 @@ class Recording(NamedTuple):
     @property
     def peak_requests_per_second(self) -> float:
         """The rate of the busiest minute, or the mean rate if the trace is shorter than that."""
-        times = [one.arrival_seconds / self.scale_rate for one in self.requests]
+        times = [request.arrival_seconds / self.scale_rate for request in self.requests]
         first = most = 0
         for last, seconds in enumerate(times):
             while times[first] <= seconds - PEAK_SECONDS:

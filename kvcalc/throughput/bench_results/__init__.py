@@ -48,8 +48,8 @@ def read_results(content: str, name: str) -> list[Point]:
 def _points(document: object, name: str, run: int) -> list[Point]:
     if isinstance(document, dict):
         if is_guidellm(document):
-            found = read_guidellm(document)
-            return [point._replace(run=run + index) for index, point in enumerate(found)]
+            points = read_guidellm(document)
+            return [point._replace(run=run + index) for index, point in enumerate(points)]
         # SGLang's first: its result has all the keys of vLLM's that name no model.
         if is_sglang(document):
             return [read_sglang(document, run)]
@@ -68,10 +68,10 @@ def _documents(content: str, name: str) -> list[object]:
     if whole is not None:
         return [whole]
     lines = [line for line in content.splitlines() if line.strip()]
-    found = [_parsed(line) for line in lines]
-    if not lines or None in found:
+    rows = [_parsed(line) for line in lines]
+    if not lines or None in rows:
         raise UsageError(f"{name}: neither JSON nor JSON lines", _HINT)
-    return found
+    return rows
 
 
 def _parsed(content: str) -> Any:

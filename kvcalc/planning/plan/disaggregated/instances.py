@@ -65,7 +65,7 @@ class Started(NamedTuple):
 
     def takes_as_much_as(self, other: Started) -> bool:
         """Whether another limit of running requests takes the same memory."""
-        needed = {one.room.case.needed_bytes(one.held_tokens, 1) for one in (self, other)}
+        needed = {instance.room.case.needed_bytes(instance.held_tokens, 1) for instance in (self, other)}
         return self.pool_bytes == other.pool_bytes and len(needed) == 1
 
     def largest(self, tokens: int) -> int | None:

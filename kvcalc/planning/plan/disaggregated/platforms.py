@@ -112,7 +112,7 @@ def _two_kinds(
 ) -> PoolPlatforms | None:
     """Pools of at most `most` devices together, joined by the slower link. None if a kind has no link of this name."""
     try:
-        link = min((_link_of(transfer, kind) for kind in (prefill, decode)), key=lambda one: one.bytes_per_second)
+        link = min((_link_of(transfer, kind) for kind in (prefill, decode)), key=lambda link: link.bytes_per_second)
     except KvcalcError:
         return None
     joined = [_most_devices(kind, link) for kind in (prefill, decode)]

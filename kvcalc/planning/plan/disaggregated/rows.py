@@ -149,7 +149,7 @@ def _with_mixed(plan: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) -> 
         row, notes = describe_split(plan, {**beside, "gpu": name, "price_per_hour": None}, pools, judge)
         added.append(row)
         # What is said about rows of one kind need not be said again. Notes are those of the decode instances' kind.
-        new = [note for note in notes if not any(note.text in one.text for one in rows.notes)]
+        new = [note for note in notes if not any(note.text in other.text for other in rows.notes)]
         about_rows += [RowNote((engine, name), note, pools.kinds.decode.gpu) for note in new]
     names = dict.fromkeys((row["engine"], row["gpu"]) for row in [*rows.rows, *added])
     notes = [*rows.notes, *group_notes(about_rows, list(names))]
@@ -206,7 +206,9 @@ def describe_split(
     pools = describe_pools(layout, busy, answers)
     tokens_per_second = simulated.tokens_per_second
     commands = start_command(layout.kinds.decode.engine).pool_words(_pools_of(traffic, layout, plan.checkpoint))
-    is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((layout.prefill, layout.decode), answers))
+    is_tight = any(
+        instance.free_bytes(answer)[1] < 0 for instance, answer in zip((layout.prefill, layout.decode), answers)
+    )
     row.update(
         fits=True,
         verdict="tight" if is_tight else "fits",

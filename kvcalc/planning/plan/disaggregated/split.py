@@ -193,14 +193,14 @@ class TwoPools(NamedTuple):
         return numbers[0] * self.prefill.shape.num_devices, numbers[1] * self.decode.shape.num_devices
 
     def why_more(self, best: TwoPools) -> str | None:
-        used, fewer = (one.devices_of(one.numbers) for one in (self, best))
+        used, fewer = (layout.devices_of(layout.numbers) for layout in (self, best))
         return self.kinds.why_more(used, (best.kinds, fewer))
 
     def __str__(self) -> str:
         """The instances, such as `2 x tp 4 prefill + tp 8 decode`. Kinds of device are named if there are two."""
         pools = zip(self.numbers, (self.prefill, self.decode), ("prefill", "decode"))
         where = (f" on {name}" if self.kinds.is_mixed else "" for name in self.kinds.names)
-        return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
+        return " + ".join(f"{count} x {instance.shape} {role}{on}" for (count, instance, role), on in zip(pools, where))
 
 
 def _question(instance: Instance) -> Question:
