@@ -194,7 +194,7 @@ def test_each_head_aims_at_a_token_of_its_own() -> None:
 
 def test_a_kernel_that_does_not_work_here_is_a_warning(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it, plain PyTorch's share of the roof would look like the machine's."""
-    monkeypatch.setitem(BACKENDS, "native", type(BACKENDS["grouped-sdpa"])())
+    monkeypatch.setitem(BACKENDS, "native", type(BACKENDS["native"])())
     monkeypatch.setenv("CC", "no-such-compiler")
     found = json.loads(kvcalc("measure", *LONG).out)
     (note,) = (note for note in found["warnings"] if note["code"] == "kernel")
