@@ -37,8 +37,8 @@ def main() -> int:
     """The exit code."""
     rooms, floors = coverage_by_room(), BUDGET["coverage"]
     low = False
-    for room, share in sorted(rooms.items()):
-        floor = floors.get(room, 101)
+    for room in sorted(rooms.keys() | floors.keys()):
+        share, floor = rooms.get(room, 0.0), floors.get(room, 101)
         low = low or share < floor
         print(f"{room:12} {share:5.1f} %, at least {floor} %{' - BELOW' if share < floor else ''}")
     return int(low)

@@ -123,7 +123,7 @@ _STEP = (
     Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
 )  # fmt: skip
 # Kinds of device that no row of these engines is from, and whose kernels are measured (aiconfigurator's kernel tables),
-# or servers: vLLM 0.13 with ShareGPT on RTX 3090, 4090, 5090, RTX 5000 Ada and A100 (`score_serving`).
+# or servers: vLLM 0.13 with ShareGPT on RTX 3090, 4090, 5090, RTX 5000 Ada and A100 (`score/serving.py`).
 _MEASURED_KERNELS = ("ada", "ampere", "ampere-hbm", "blackwell-rtx")
 CHECKED = {"vllm": _MEASURED_KERNELS, "sglang": _MEASURED_KERNELS, "tensorrt-llm": _MEASURED_KERNELS}
 # The first requests of a benchmark wait for what a server compiles or loads with its first steps. Few runs say more of

@@ -1,7 +1,7 @@
 """Simulate the measured runs, and correct the short form of the fit by the result.
 
 The fit asks for the times of thousands of rows again and again, and simulating them all takes a minute. So it uses
-arrays of the short form (`fit_arrays`). Each row is corrected by its simulation with the constants of the round before:
+arrays of the short form (`arrays`). Each row is corrected by its simulation with the constants of the round before:
 by the ratio of the two times per output token, and by the difference of the two times to first token.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/score/error_records.py add RELEASE --data FOLDER [--program kvcalc]
     python benchmarks/score/error_records.py table [--write docs/reference/errors.md]
 
-`add` asks `PROGRAM batch` once about each question of speed_points.jsonl (`throughput_data`), of the release of the
+`add` asks `PROGRAM batch` once about each question of speed_points.jsonl (`rows`), of the release of the
 engine that was measured, and puts the errors of each collection, engine and metric into error_records.tsv, in place of
 older ones of that release of kvcalc. Points that the collection marks as suspect are left out. `table` prints all of
 them, or writes them between the markers in a file.

@@ -6,7 +6,7 @@ FOLDER is that of benchmarks/fit/throughput.py. The constants are fitted anew, s
 is. Errors are |predicted / measured - 1| of means and percentiles. Each cell of the table is their mean in sample and
 left out, and the medians in brackets; `--write` writes it between the markers in that file. Runs at random arrivals are
 scored as they were asked, and with their prompts found in the prefix cache (`repeated`), because their client repeats a
-few prompts (`throughput_data.found_again`). `others` is what other simulators said of these. Runs of ShareGPT at 1 and
+few prompts (`rows.found_again`). `others` is what other simulators said of these. Runs of ShareGPT at 1 and
 4 requests a second are on devices that no fit has seen. It takes 2 minutes of processor time.
 """
 

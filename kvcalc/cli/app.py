@@ -108,10 +108,11 @@ def run(arguments: list[str]) -> int:
         # File names that are not valid text are printed with escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        if arguments[:1] == ["help"] and len(arguments) > 1 and arguments[1] not in COMMANDS:
+        if arguments[:1] == ["help"] and arguments[1:] and not (arguments[1] in COMMANDS or arguments[1][:1] == "-"):
             print(_topic(arguments[1]), end="")
-            return 0
-        status = typer.main.get_command(app).main(_as_options(arguments), prog_name="kvcalc", standalone_mode=False)
+            status = 0
+        else:
+            status = typer.main.get_command(app).main(_as_options(arguments), prog_name="kvcalc", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except KvcalcError as error:

@@ -59,8 +59,8 @@ def complete(root: Any, words: Sequence[str]) -> dict[str, str]:
     if takes_more and not last.startswith("-"):
         return _values(kind, arguments[min(place, len(arguments) - 1)], last, typed)
     if subcommands and not last.startswith("-"):
-        found = {name: first_sentence(subcommand.help) for name, subcommand in subcommands.items()}
-        return _beginning(last, {**found, **dict.fromkeys(_names(kind, last), "")})
+        described = {name: first_sentence(subcommand.help) for name, subcommand in subcommands.items()}
+        return _beginning(last, {**described, **dict.fromkeys(_names(kind, last), "")})
     return _beginning(last, _options_of(command, typed, used)) if last[:1] in ("-", "") else {}
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from functools import cache, lru_cache
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 from kvcalc.errors import GpuError, KvcalcError, UsageError, nearest
@@ -266,7 +267,7 @@ def _limited(gpu: Gpu | None, watts: int) -> Gpu:
         raise UsageError("--power-limit needs a device with a known TDP", "for example: --gpu rtx-3090")
     share, least = watts / gpu.tdp_watts, _LIMITED[-1][0]
     if not least <= share <= 1:
-        known = f"{-int(-least * gpu.tdp_watts // 1)} to {gpu.tdp_watts} W"
+        known = f"{ceil(least * gpu.tdp_watts)} to {gpu.tdp_watts} W"
         raise UsageError(f"--power-limit {watts}W: what {gpu.name} loses is known for {known}", "give one of these")
     (high, *more), (low, *less) = next(line for line in pairwise(_LIMITED) if share >= line[1][0])
     multiply, read = (end + (start - end) * (share - low) / (high - low) for start, end in zip(more, less))

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 
 
 @pytest.fixture
-def records(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def records() -> ModuleType:
     return importlib.import_module("benchmarks.score.error_records")
 
 

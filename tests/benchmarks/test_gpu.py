@@ -22,7 +22,7 @@ ONE_TEST = ("--tests", "tests/gpu/test_device.py::test_a_graph_repeats_the_call"
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def gpu() -> ModuleType:
     return importlib.import_module("benchmarks.gpu")
 
 

@@ -25,12 +25,12 @@ ABOUT = {
 
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def peers() -> ModuleType:
     return importlib.import_module("benchmarks.score.peers")
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def ask() -> ModuleType:
     return importlib.import_module("benchmarks.score.ask_aiconfigurator")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.fixture
-def decisions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def decisions() -> ModuleType:
     return importlib.import_module("benchmarks.score.decisions")
 
 

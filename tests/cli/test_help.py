@@ -183,7 +183,7 @@ def test_colours_are_for_a_terminal_that_has_them(monkeypatch: pytest.MonkeyPatc
 
 def test_help_and_version_are_commands_too(kvcalc: Any) -> None:
     assert kvcalc("version") == kvcalc("--version")
-    assert kvcalc("help") == kvcalc("--help")
+    assert kvcalc("help") == kvcalc("help", "--help") == kvcalc("--help")
     assert kvcalc("help", "fit") == kvcalc("fit", "--help")
     assert kvcalc("help", "models", "show") == kvcalc("models", "show", "--help")
     unknown = kvcalc("help", "exit-code")

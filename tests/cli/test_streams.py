@@ -143,6 +143,7 @@ def test_a_measurement_is_saved_even_if_nobody_reads_it(tmp_path: Path) -> None:
         ("--help",),
         ("fit", "--help"),
         ("--version",),
+        ("help", "formats"),
     ],
     ids=" ".join,
 )
@@ -165,6 +166,7 @@ def test_a_reader_that_stops_is_no_error_of_its_own(question: tuple[str, ...]) -
         ("models",),
         ("--help",),
         ("--version",),
+        ("help", "formats"),
     ],
     ids=" ".join,
 )
